@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Makes VENV with the interpreter PYTHON from the hash-pinned lock. Does nothing when the lock has not changed.
+set -euo pipefail
+python=$1 venv=$2
+stamp=$venv/.ready
+want=$(cat requirements/dev.txt pyproject.toml | sha256sum)
+if [[ -f $stamp && $(<"$stamp") == "$want" ]]; then
+	touch "$stamp"
+	exit 0
+fi
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || {
+	echo "$python is $("$python" --version 2>&1); Aliquot needs 3.11 to 3.14. Try: make PYTHON=python3.12 …" >&2
+	exit 1
+}
+echo "venv: installing $(grep -c '==' requirements/dev.txt) pinned packages into $venv (about a minute)"
+[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+# pip first: `--group` and the resolver of the distribution's own pip may be too old.
+"$venv/bin/python" -m pip install -q --require-hashes -r <(sed -n '/^pip==/,/^[a-z].*==/{/^pip==/p;/^    --hash/p}' requirements/dev.txt)
+"$venv/bin/python" -m pip install -q --require-hashes -r requirements/dev.txt
+"$venv/bin/python" -m pip install -q --no-deps --no-build-isolation -e .
+echo "$want" >"$stamp"
