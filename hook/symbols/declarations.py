@@ -92,7 +92,7 @@ def _parameter(flat: str) -> Parameter:
 
 
 def _statements(text: str, defined: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, preprocess.Macro]]]:
-    """Yields every top-level statement with the macros in force at its end; bodies of structs and functions are left out."""
+    """Yields every top-level statement with the macros in force at its end; what stands in braces is left out."""
     current: list[str] = []
     depth = 0
     for line, live in preprocess.lines(text, defined):

@@ -147,7 +147,7 @@ def download(pins: tuple[Pin, ...], cache: Path) -> dict[Pin, Path]:
 
 
 def unpack(wheels: dict[Pin, Path], target: Path) -> None:
-    """Writes `target/<major>/<header>` for every header of every wheel; raises MissingError if a needed one is not in it."""
+    """Writes `target/<major>/<header>` for every header of every wheel; MissingError if a needed one is not in it."""
     for pin, wheel in wheels.items():
         folder = target / str(pin.major)
         folder.mkdir(parents=True, exist_ok=True)

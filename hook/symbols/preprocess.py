@@ -104,16 +104,16 @@ class _Expression:
             return result
         if not self._tokens:
             raise HeaderError(f"the condition {self._text!r} ends too early")
-        token = self._tokens.pop(0)
-        if token == "defined":
+        word = self._tokens.pop(0)
+        if word == "defined":
             bracket = self._take("(")
             name = self._tokens.pop(0) if self._tokens else ""
             if bracket and not self._take(")"):
                 raise HeaderError(f"a bracket is open in the condition {self._text!r}")
             return int(name in self._macros)
-        if token[0].isdigit():
-            return int(token, 0)
-        macro = self._macros.get(token)
+        if word[0].isdigit():
+            return int(word, 0)
+        macro = self._macros.get(word)
         if macro is None or macro.parameters is not None or not macro.body:
             return 0
         return _Expression(macro.body, self._macros).value()

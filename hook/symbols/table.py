@@ -59,13 +59,14 @@ def build(texts: Mapping[int, Mapping[str, str]]) -> Table:
     """Reads the headers: `texts[major][file name]`. Raises HeaderError where one contradicts itself."""
     table = Table()
     for major in sorted(texts):
-        for header, typedefs, api in HEADERS:
-            _read(table, major, texts[major], header, typedefs, api)
+        for kind in HEADERS:
+            _read(table, major, texts[major], kind)
     return table
 
 
-def _read(table: Table, major: int, files: Mapping[str, str], header: str, typedefs: str | None, api: str) -> None:
-    """Adds one header of one major."""
+def _read(table: Table, major: int, files: Mapping[str, str], kind: tuple[str, str | None, str]) -> None:
+    """Adds one header of one major; `kind` is a row of HEADERS."""
+    header, typedefs, api = kind
     points = entry_points(files[typedefs]) if typedefs is not None and typedefs in files else ()
     if header in files:
         declared = functions(files[header], ALL_SYMBOLS[api], mark=MARK[api])
