@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# Real API servers: control_plane, control_plane_of, api, namespace.
+pytest_plugins = ["aliquot.e2e.pytest_plugin"]
+
 NO_SKIPS = os.environ.get("ALIQUOT_NO_SKIPS") == "1"
 
 
