@@ -10,7 +10,7 @@
  *           holds the share. What is in use. The tenant may scribble over it: whoever reads it checks
  *           every size, count and index against the file's real size first and believes nothing.
  *
- * Guarded invariant: at any instant, whatever was killed where, account.units >= sum of the slots' units.
+ * Guarded invariant: at any instant, whatever was killed where, account.units >= sum of what processes hold.
  * So a share can only be over-counted (and is repaired, see below), never over-committed.
  *
  * api/aliquot/api/region.py mirrors this file; tests/api asserts the one against the other, offset by
@@ -100,30 +100,32 @@ struct aq_grant_file {
 #define AQ_UNIT_SHIFT 9u
 #define AQ_UNIT_BYTES (1ull << AQ_UNIT_SHIFT)
 
-/* account word: units in the low 33 bits (4 TiB), above them a sequence number that every change bumps. */
-#define AQ_ACCOUNT_UNIT_BITS 33u
-#define AQ_ACCOUNT_UNIT_MASK ((1ull << AQ_ACCOUNT_UNIT_BITS) - 1)
-#define AQ_ACCOUNT_SEQ_ONE (1ull << AQ_ACCOUNT_UNIT_BITS)
-
-/* charge word of a slot: 33 bits units, 10 bits operations in flight, 21 bits sequence.
- * reserve:  charge += in_flight + seq; account += units (CAS, only if <= limit); charge += units - in_flight + seq
- * release:  charge += in_flight + seq - units; account -= units;                 charge += seq - in_flight
- * So account >= sum(charge) always, and at an instant when no live slot is in flight the difference is
- * exactly what killed processes left behind. */
-#define AQ_CHARGE_UNIT_MASK ((1ull << 33) - 1)
-#define AQ_CHARGE_FLIGHT_SHIFT 33u
-#define AQ_CHARGE_FLIGHT_ONE (1ull << 33)
-#define AQ_CHARGE_FLIGHT_MASK (((1ull << 10) - 1) << 33)
-#define AQ_CHARGE_SEQ_ONE (1ull << 43)
+/* account word: units in the low 33 bits (4 TiB), above them a sequence number that every change bumps.
+ * charge word of a slot: the same split. Nothing else ever writes either: each change is one CAS.
+ *
+ * reserve:  e = epoch; account += units (only if <= limit); charge += units; done if epoch is still e,
+ *           else charge -= units and from the start (the account may keep the units: `unsettled`)
+ * release:  e = epoch; charge -= units; account -= units in a CAS that is tried only while epoch is e,
+ *           else the account keeps them (`unsettled`)
+ * reap:     a dead owner's charge -> 0, its owner word -> 0; the account is left to settle
+ * settle:   a = account; epoch += 1; s = sum of the charges; epoch += 1; CAS(account: a -> s)
+ *
+ * So a charge stands in the account from before the driver is asked until after the driver has given the
+ * memory back, a settle never takes off what a live process still counts on, and it waits for nobody: a
+ * process stopped or killed between any two steps only leaves the account too large until the next settle.
+ * tests/hook/test_account_model.py walks every interleaving of these steps, kills included. */
+#define AQ_WORD_UNIT_BITS 33u
+#define AQ_WORD_UNIT_MASK ((1ull << AQ_WORD_UNIT_BITS) - 1)
+#define AQ_WORD_SEQ_ONE (1ull << AQ_WORD_UNIT_BITS)
 
 /* owner word of a slot: who holds it, claimed and given up with one CAS.
  * bits 0..21 pid as its own namespace sees it, 22..53 low 32 bits of its start time in clock ticks
- * (/proc/self/stat field 22), 54..61 generation, 62..63 state. All zero: free. */
+ * (/proc/self/stat field 22), 54..61 generation (low bits of the charge's sequence at the claim, so that the
+ * same process never claims a slot twice under one word), 62 set. All zero: free. */
 #define AQ_OWNER_PID_MASK ((1ull << 22) - 1)
 #define AQ_OWNER_START_SHIFT 22u
 #define AQ_OWNER_GENERATION_SHIFT 54u
-#define AQ_OWNER_STATE_SHIFT 62u
-enum aq_owner_state { AQ_OWNER_FREE = 0, AQ_OWNER_LIVE = 1, AQ_OWNER_REAPING = 2 };
+#define AQ_OWNER_LIVE (1ull << 62)
 
 struct aq_usage_slot {
 	uint64_t owner;
@@ -158,7 +160,10 @@ struct aq_usage_file {
 	uint64_t complaints;  /* bit set: what a hook found wrong with this file; the node reports it */
 	uint8_t reserved0[96];
 	uint64_t account;     /* own cache line (offset 128): units and sequence */
-	uint8_t reserved1[120];
+	uint64_t epoch;       /* bumped twice by every settle */
+	uint64_t unsettled;   /* non-zero: somebody left units behind that the next settle takes off */
+	uint64_t slots_used;  /* no slot from this index on was ever claimed; only grows */
+	uint8_t reserved1[96];
 	struct aq_usage_bucket bucket; /* offset 256 */
 	uint8_t reserved2[AQ_USAGE_HEADER_SIZE - 256 - sizeof(struct aq_usage_bucket)];
 	struct aq_usage_slot slot[AQ_USAGE_SLOTS];
@@ -181,6 +186,7 @@ AQ_ASSERT_AT(aq_grant_slot, name, 176);
 AQ_ASSERT_AT(aq_grant_slot, checksum, 1020);
 AQ_ASSERT_AT(aq_usage_file, complaints, 24);
 AQ_ASSERT_AT(aq_usage_file, account, 128);
+AQ_ASSERT_AT(aq_usage_file, epoch, 136);
 AQ_ASSERT_AT(aq_usage_file, bucket, 256);
 AQ_ASSERT_AT(aq_usage_file, slot, 4096);
 

@@ -57,7 +57,7 @@ struct aq_usage_report {
 	uint64_t repaired_bytes; /* taken off the account in this call */
 	uint32_t occupied;       /* slots with an owner, before reaping */
 	uint32_t reaped;         /* slots given back in this call */
-	uint32_t unsettled;      /* 1: account and slots disagree but a live process was mid-step; try again soon */
+	uint32_t unsettled;      /* 1: account and charges disagree and settling lost every race; try again soon */
 	uint32_t suspicious;     /* 1: the file says things no hook would write; it was read as far as it is sane */
 };
 
@@ -65,7 +65,7 @@ struct aq_usage_report {
 int aq_usage_read(const char *path, struct aq_usage_report *report, struct aq_usage_process *processes,
                   size_t capacity);
 
-/* Gives back what dead owners hold, then sets the account to the sum of the slots if no live slot is mid-step.
+/* Gives back what dead owners hold, then sets the account to the sum of the slots (see region.h).
  * `dead` are owner words that aq_usage_read returned BEFORE the caller looked for those processes and did not
  * find them: a slot claimed since then has another owner word and is not touched. With none dead it only
  * repairs the account (after a reaper was killed half way). */
