@@ -72,3 +72,10 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 0 <= self.core_percent <= 100:
             raise RequestError(f"grant {self.name}: {self.core_percent} % compute is outside 0..100")
+        if self.priority not in {0, 1}:
+            raise RequestError(f"grant {self.name}: priority {self.priority} is neither 0 (high) nor 1 (low)")
+        if not (0 <= self.physical_bytes < 1 << 63 and 0 <= self.context_overhead_bytes < 1 << 63):
+            raise RequestError(
+                f"grant {self.name}: card memory {self.physical_bytes} or context overhead "
+                f"{self.context_overhead_bytes} is outside 0..2^63 bytes"
+            )
