@@ -105,7 +105,7 @@ KIND: Final = Tool(
     key="kind",
     version="v0.33.0",
     cache="kind",
-    binaries=(Binary("kind", "sigs.k8s.io/kind", 15, 9),),
+    binaries=(Binary("kind", "sigs.k8s.io/kind", 40, 9),),
     expected_cache_mb=100,
 )
 
