@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python fakegpu/gen --symbols F --out DIR --cuda OBJ… --nvml OBJ…`: writes what the objects lack.
 
-Into DIR: {cuda,nvml}_stubs.c, cuda_entry_points.c, and for every flavour flavour_<f>.c, {cuda,nvml}_<f>.map and
+Into DIR: {cuda,nvml}_stubs.c, cuda_symtab.c, and for every flavour flavour_<f>.c, {cuda,nvml}_<f>.map and
 {cuda,nvml}_<f>.list. A file whose text stays the same is not touched, so make links nothing again. Fails when an
 object defines a name of the API that no header knows (a typing error) or two objects define the same one.
 """
@@ -69,7 +69,7 @@ def main() -> int:
             write_if_changed(options.out / f"{api}_{flavour.name}.list", "".join(f"{name}\n" for name in names))
             write_if_changed(options.out / f"flavour_{flavour.name}.c", sources.flavour(flavour))
         print(f"fakegpu: {api} {len(known)} names, {len(ours)} implemented, {len(known) - len(ours)} stubs")
-    write_if_changed(options.out / "cuda_entry_points.c", sources.entry_points(table["entry_points"]))
+    write_if_changed(options.out / "cuda_symtab.c", sources.symbol_table(table["entry_points"]))
     (options.out / "done").touch()
     return 0
 

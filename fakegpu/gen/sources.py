@@ -27,16 +27,17 @@ def stubs(api: str, names: Collection[str]) -> str:
     return "\n".join(lines)
 
 
-def entry_points(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A C file with `fake_entry_points`, sorted by name, version and flavour."""
+def symbol_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A C file with `fg_symtab` (symtab.h): sorted by name, then flavour (legacy first), then version."""
     symbols = sorted({row["symbol"] for row in rows})
-    lines = [_HEAD, '#include "export.h"\n']
+    lines = [_HEAD, '#include "symtab.h"\n']
     lines += [f"extern int {symbol}(void);" for symbol in symbols]
-    lines += ["", "const struct fake_entry_point fake_entry_points[] = {"]
-    for row in sorted(rows, key=lambda row: (row["name"], row["version"], row["flavour"])):
-        per_thread = int(row["flavour"] != "legacy")
-        lines.append(f'\t{{"{row["name"]}", {row["version"]}, {per_thread}, (void *){row["symbol"]}}},')
-    lines += ["};", f"const size_t fake_entry_point_count = {len(rows)};", ""]
+    lines += ["", "const struct fg_symbol fg_symtab[] = {"]
+    ordered = sorted(rows, key=lambda row: (row["name"].encode(), row["flavour"] != "legacy", row["version"]))
+    for row in ordered:
+        name, symbol, per_thread = row["name"], row["symbol"], int(row["flavour"] != "legacy")
+        lines.append(f'\t{{"{name}", "{symbol}", (void (*)(void)){symbol}, {row["version"]}, {per_thread}}},')
+    lines += ["};", f"const size_t fg_symtab_count = {len(rows)};", ""]
     return "\n".join(lines)
 
 
