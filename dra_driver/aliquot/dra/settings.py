@@ -32,7 +32,7 @@ class FileSettingsError(SettingsError):
     """A file that a flag names is missing, unreadable or wrong."""
 
 
-class _Usage(SettingsError):
+class _UsageError(SettingsError):
     """argparse's own complaint, turned into ours."""
 
 
@@ -150,7 +150,7 @@ configuration file (JSON or YAML; every field optional, an unknown one is an err
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise _Usage(f"{message}; see aliquot-dra-driver --help")
+        raise _UsageError(f"{message}; see aliquot-dra-driver --help")
 
 
 def parser() -> argparse.ArgumentParser:
