@@ -23,24 +23,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define AQ_GRANT_MAGIC 0x52475141u /* "AQGR" */
-#define AQ_USAGE_MAGIC 0x53555141u /* "AQUS" */
+#define AQ_GRANT_MAGIC  0x52475141u /* "AQGR" */
+#define AQ_USAGE_MAGIC  0x53555141u /* "AQUS" */
 #define AQ_REGION_MAJOR 1u
 #define AQ_REGION_MINOR 0u
 
-#define AQ_UUID_LEN 96u      /* "GPU-…" or "MIG-…", NUL-terminated */
-#define AQ_BUS_ID_LEN 32u    /* "00000000:3b:00.0", NUL-terminated */
-#define AQ_NAME_LEN 192u     /* name of the grant = CDI device name, NUL-terminated */
+#define AQ_UUID_LEN   96u /* "GPU-…" or "MIG-…", NUL-terminated */
+#define AQ_BUS_ID_LEN 32u /* "00000000:3b:00.0", NUL-terminated */
+#define AQ_NAME_LEN   192u /* name of the grant = CDI device name, NUL-terminated */
 
 /* ---- grant ------------------------------------------------------------------------------------ */
 
 #define AQ_GRANT_FILE_SIZE 4096u
 #define AQ_GRANT_SLOT_SIZE 1024u
-#define AQ_GRANT_SLOT0 512u
+#define AQ_GRANT_SLOT0     512u
 
 enum aq_core_policy {
 	AQ_CORE_DEFAULT = 0, /* limit binds only while others want the card (work-conserving) */
-	AQ_CORE_FORCE = 1,   /* limit always binds */
+	AQ_CORE_FORCE = 1, /* limit always binds */
 	AQ_CORE_DISABLE = 2, /* no compute limit */
 };
 
@@ -50,14 +50,14 @@ enum aq_grant_flag {
 
 /* One version of a grant. `checksum` is CRC-32 (IEEE, as zlib's) over every byte before it. */
 struct aq_grant_slot {
-	uint64_t generation;      /* equals the selector that names this slot; slot index = generation & 1 */
-	uint64_t memory_limit;    /* bytes; 0 = no memory limit (an explicit whole card) */
+	uint64_t generation; /* equals the selector that names this slot; slot index = generation & 1 */
+	uint64_t memory_limit; /* bytes; 0 = no memory limit (an explicit whole card) */
 	uint64_t physical_memory; /* bytes of the card; 0 = unknown */
 	uint64_t context_overhead; /* bytes one process's context takes; 0 = the hook measures it */
-	uint32_t core_percent;    /* 1..100; 0 = no compute limit */
-	uint32_t core_policy;     /* enum aq_core_policy */
-	uint32_t priority;        /* HAMi's CUDA_TASK_PRIORITY: 0 high, 1 low */
-	uint32_t flags;           /* enum aq_grant_flag */
+	uint32_t core_percent; /* 1..100; 0 = no compute limit */
+	uint32_t core_policy; /* enum aq_core_policy */
+	uint32_t priority; /* HAMi's CUDA_TASK_PRIORITY: 0 high, 1 low */
+	uint32_t flags; /* enum aq_grant_flag */
 	char uuid[AQ_UUID_LEN];
 	char bus_id[AQ_BUS_ID_LEN];
 	char name[AQ_NAME_LEN];
@@ -68,21 +68,21 @@ struct aq_grant_slot {
 
 /* Words the node refreshes on its own; each stands alone, is written with one store and is advice. */
 struct aq_grant_hints {
-	uint64_t suspended;      /* non-zero: every launch and allocation waits until it is 0 again */
+	uint64_t suspended; /* non-zero: every launch and allocation waits until it is 0 again */
 	uint64_t burst_until_ns; /* CLOCK_MONOTONIC: until then a `default` compute limit does not bind */
-	uint64_t hold_until_ns;  /* CLOCK_MONOTONIC: until then low priority work gives way */
-	uint64_t heartbeat_ns;   /* CLOCK_MONOTONIC of the node daemon's last round */
+	uint64_t hold_until_ns; /* CLOCK_MONOTONIC: until then low priority work gives way */
+	uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the node daemon's last round */
 };
 
 struct aq_grant_file {
 	uint32_t magic;
 	uint16_t major;
 	uint16_t minor;
-	uint32_t file_size;   /* AQ_GRANT_FILE_SIZE */
+	uint32_t file_size; /* AQ_GRANT_FILE_SIZE */
 	uint32_t slot_offset; /* of slot 0 */
 	uint32_t slot_size;
 	uint32_t reserved0;
-	uint64_t selector;    /* generation of the valid slot; aligned, stored last (release) */
+	uint64_t selector; /* generation of the valid slot; aligned, stored last (release) */
 	struct aq_grant_hints hints;
 	uint8_t reserved1[AQ_GRANT_SLOT0 - 32 - sizeof(struct aq_grant_hints)];
 	struct aq_grant_slot slot[2];
@@ -92,9 +92,9 @@ struct aq_grant_file {
 /* ---- usage ------------------------------------------------------------------------------------ */
 
 #define AQ_USAGE_HEADER_SIZE 4096u
-#define AQ_USAGE_SLOT_SIZE 128u
-#define AQ_USAGE_SLOTS 1024u
-#define AQ_USAGE_FILE_SIZE (AQ_USAGE_HEADER_SIZE + AQ_USAGE_SLOTS * AQ_USAGE_SLOT_SIZE)
+#define AQ_USAGE_SLOT_SIZE   128u
+#define AQ_USAGE_SLOTS       1024u
+#define AQ_USAGE_FILE_SIZE   (AQ_USAGE_HEADER_SIZE + AQ_USAGE_SLOTS * AQ_USAGE_SLOT_SIZE)
 
 /* Charges are counted in units of what the driver rounds the smallest allocation to. */
 #define AQ_UNIT_SHIFT 9u
@@ -116,35 +116,38 @@ struct aq_grant_file {
  * tests/hook/test_account_model.py walks every interleaving of these steps, kills included. */
 #define AQ_WORD_UNIT_BITS 33u
 #define AQ_WORD_UNIT_MASK ((1ull << AQ_WORD_UNIT_BITS) - 1)
-#define AQ_WORD_SEQ_ONE (1ull << AQ_WORD_UNIT_BITS)
+#define AQ_WORD_SEQ_ONE   (1ull << AQ_WORD_UNIT_BITS)
 
 /* owner word of a slot: who holds it, claimed and given up with one CAS.
  * bits 0..21 pid as its own namespace sees it, 22..53 low 32 bits of its start time in clock ticks
  * (/proc/self/stat field 22), 54..61 generation (low bits of the charge's sequence at the claim, so that the
- * same process never claims a slot twice under one word), 62 set. All zero: free. */
-#define AQ_OWNER_PID_MASK ((1ull << 22) - 1)
-#define AQ_OWNER_START_SHIFT 22u
+ * same process never claims a slot twice under one word), 62 live, 63 claiming. All zero: free.
+ * A claim goes free -> claiming, names its PID namespace in `pidns`, then -> live; only then may its owner be
+ * looked for. Whoever takes a claiming slot away does no harm: the claimer notices and claims another. */
+#define AQ_OWNER_PID_MASK         ((1ull << 22) - 1)
+#define AQ_OWNER_START_SHIFT      22u
 #define AQ_OWNER_GENERATION_SHIFT 54u
-#define AQ_OWNER_LIVE (1ull << 62)
+#define AQ_OWNER_LIVE             (1ull << 62)
+#define AQ_OWNER_CLAIMING         (1ull << 63)
 
 struct aq_usage_slot {
 	uint64_t owner;
 	uint64_t charge;
-	uint64_t pidns;        /* inode of the owner's PID namespace; 0 = not known (yet) */
-	uint64_t host_pid;     /* written by the node daemon once it knows; 0 = not known */
+	uint64_t pidns; /* inode of the owner's PID namespace; 0 = not known (yet) */
+	uint64_t host_pid; /* written by the node daemon once it knows; 0 = not known */
 	uint64_t context_bytes; /* the part of the charge that is context overhead */
 	uint64_t spilled_bytes; /* oversubscription: held in managed memory, outside the charge */
-	uint64_t launches;     /* statistics, not exact under concurrency */
-	uint64_t device_ns;    /* device time charged to this process */
+	uint64_t launches; /* statistics, not exact under concurrency */
+	uint64_t device_ns; /* device time charged to this process */
 	uint8_t reserved[AQ_USAGE_SLOT_SIZE - 64];
 };
 
 /* The compute bucket of the share; all its processes draw from it (see hook/src/limiter.c). */
 struct aq_usage_bucket {
-	int64_t tokens_ns;       /* device time still to spend; negative = debt, capped */
+	int64_t tokens_ns; /* device time still to spend; negative = debt, capped */
 	uint64_t refilled_at_ns; /* CLOCK_MONOTONIC of the last refill */
-	uint64_t busy_ns;        /* device time ever charged */
-	uint64_t waiters;        /* futex word and count, advisory */
+	uint64_t busy_ns; /* device time ever charged */
+	uint64_t waiters; /* futex word and count, advisory */
 	uint64_t last_launch_ns; /* CLOCK_MONOTONIC_COARSE of the latest launch: is the share busy? */
 	uint64_t reserved[11];
 };
@@ -157,19 +160,19 @@ struct aq_usage_file {
 	uint32_t header_size;
 	uint32_t slot_size;
 	uint32_t slot_count;
-	uint64_t complaints;  /* bit set: what a hook found wrong with this file; the node reports it */
+	uint64_t complaints; /* bit set: what a hook found wrong with this file; the node reports it */
 	uint8_t reserved0[96];
-	uint64_t account;     /* own cache line (offset 128): units and sequence */
-	uint64_t epoch;       /* bumped twice by every settle */
-	uint64_t unsettled;   /* non-zero: somebody left units behind that the next settle takes off */
-	uint64_t slots_used;  /* no slot from this index on was ever claimed; only grows */
+	uint64_t account; /* own cache line (offset 128): units and sequence */
+	uint64_t epoch; /* bumped twice by every settle */
+	uint64_t unsettled; /* non-zero: somebody left units behind that the next settle takes off */
+	uint64_t slots_used; /* no slot from this index on was ever claimed; only grows */
 	uint8_t reserved1[96];
 	struct aq_usage_bucket bucket; /* offset 256 */
 	uint8_t reserved2[AQ_USAGE_HEADER_SIZE - 256 - sizeof(struct aq_usage_bucket)];
 	struct aq_usage_slot slot[AQ_USAGE_SLOTS];
 };
 
-#define AQ_ASSERT_AT(type, field, offset)                                                                    \
+#define AQ_ASSERT_AT(type, field, offset) \
 	_Static_assert(offsetof(struct type, field) == (offset), #type "." #field " moved")
 
 _Static_assert(sizeof(struct aq_grant_slot) == AQ_GRANT_SLOT_SIZE, "grant slot size");

@@ -36,12 +36,13 @@ int aq_usage_create(const char *path);
 
 /* One occupied slot of a usage file. */
 struct aq_usage_process {
-	uint64_t owner;      /* the owner word: identity for aq_usage_settle */
-	uint64_t pidns;      /* 0 = the process died, or has not come, between claiming the slot and naming its namespace */
+	uint64_t owner; /* the owner word: identity for aq_usage_settle */
+	uint64_t pidns; /* 0 = the process died, or has not come, between claiming the slot and naming its
+			   namespace */
 	uint64_t start_time; /* low 32 bits of /proc/<pid>/stat field 22 */
-	uint32_t pid;        /* as its own namespace sees it */
-	uint32_t index;      /* of the slot */
-	uint64_t host_pid;   /* what the node wrote; 0 = not yet known */
+	uint32_t pid; /* as its own namespace sees it */
+	uint32_t index; /* of the slot */
+	uint64_t host_pid; /* what the node wrote; 0 = not yet known */
 	uint64_t used_bytes;
 	uint64_t context_bytes;
 	uint64_t spilled_bytes;
@@ -50,26 +51,29 @@ struct aq_usage_process {
 };
 
 struct aq_usage_report {
-	uint64_t used_bytes;     /* the account, clamped to what the format can say */
+	uint64_t used_bytes; /* the account, clamped to what the format can say */
 	uint64_t busy_ns;
 	uint64_t last_launch_ns;
 	uint64_t complaints;
 	uint64_t repaired_bytes; /* taken off the account in this call */
-	uint32_t occupied;       /* slots with an owner, before reaping */
-	uint32_t reaped;         /* slots given back in this call */
-	uint32_t unsettled;      /* 1: account and charges disagree and settling lost every race; try again soon */
-	uint32_t suspicious;     /* 1: the file says things no hook would write; it was read as far as it is sane */
+	uint32_t occupied; /* slots with an owner, before reaping */
+	uint32_t reaped; /* slots given back in this call */
+	uint32_t unsettled; /* 1: account and charges disagree and settling lost every race; try again soon */
+	uint32_t
+	    suspicious; /* 1: the file says things no hook would write; it was read as far as it is sane */
 };
 
-/* Reads a usage file: the report, and at most `capacity` occupied slots into `processes`. Returns how many. */
+/* Reads a usage file: the report, and at most `capacity` occupied slots into `processes`. Returns how many.
+ */
 int aq_usage_read(const char *path, struct aq_usage_report *report, struct aq_usage_process *processes,
-                  size_t capacity);
+		  size_t capacity);
 
 /* Gives back what dead owners hold, then sets the account to the sum of the slots (see region.h).
  * `dead` are owner words that aq_usage_read returned BEFORE the caller looked for those processes and did not
  * find them: a slot claimed since then has another owner word and is not touched. With none dead it only
  * repairs the account (after a reaper was killed half way). */
-int aq_usage_settle(const char *path, const uint64_t *dead, size_t dead_count, struct aq_usage_report *report);
+int aq_usage_settle(const char *path, const uint64_t *dead, size_t dead_count,
+		    struct aq_usage_report *report);
 
 /* Tells the owner of slot `index` its PID on the host (only if `owner` still holds the slot). */
 int aq_usage_set_host_pid(const char *path, uint32_t index, uint64_t owner, uint64_t host_pid);
