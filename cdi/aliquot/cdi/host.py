@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's file tree, as a process sees it that may itself stand in a container.
+
+Two things make a plain `open` wrong. The host's `/` may be mounted somewhere else in our own pod (`prefix`), while
+CDI wants host paths. And a driver can have a root of its own (a driver container), in which absolute symbolic
+links mean that root and not the host's. So links are followed here, component by component, inside the root they
+belong to; the kernel is never asked to follow one. Invariant: no path that `resolve` returns leaves its root.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_LINK_LIMIT: Final = 40
+"""As the kernel's."""
+
+
+class HostTree:
+    """The host's files. Every path taken and returned is a host path, as CDI wants it."""
+
+    def __init__(self, prefix: str = "") -> None:
+        """`prefix`: where this process sees the host's `/`; "" = at `/`."""
+        self._prefix = prefix.rstrip("/")
+
+    def local(self, path: str) -> Path:
+        """Where this process finds the host's `path`. Links in it have to be resolved before."""
+        return Path(f"{self._prefix}{path}")
+
+    def resolve(self, path: str, root: str = "/") -> str:
+        """The real place of `root`/`path`, links followed inside `root`; `root` itself has none left.
+
+        Raises `FileNotFoundError` (or another `OSError`) as `os.stat` would.
+        """
+        root = root.rstrip("/")
+        pending = [part for part in reversed(path.split("/")) if part not in {"", "."}]
+        done: list[str] = []
+        links = 0
+        while pending:
+            part = pending.pop()
+            if part == "..":
+                if done:
+                    done.pop()
+                continue
+            here = "/".join([root, *done, part])
+            status = os.lstat(self.local(here))
+            if not stat.S_ISLNK(status.st_mode):
+                done.append(part)
+                continue
+            links += 1
+            if links > _LINK_LIMIT:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), here)
+            target = str(self.local(here).readlink())
+            if target.startswith("/"):
+                done = []
+            pending += [item for item in reversed(target.split("/")) if item not in {"", "."}]
+        return "/".join([root, *done]) if done else root or "/"
+
+    def find(self, path: str, root: str = "/") -> str:
+        """As `resolve`, but "" when there is nothing at that place."""
+        try:
+            return self.resolve(path, root)
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+
+    def entries(self, directory: str) -> Iterator[os.DirEntry[str]]:
+        """What stands in a resolved directory; nothing when it is none."""
+        try:
+            with os.scandir(self.local(directory)) as found:
+                yield from found
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+    def is_file(self, path: str) -> bool:
+        """Whether the resolved `path` is a plain file."""
+        return stat.S_ISREG(self._mode(path))
+
+    def is_directory(self, path: str) -> bool:
+        """Whether the resolved `path` is a directory."""
+        return stat.S_ISDIR(self._mode(path))
+
+    def is_character_device(self, path: str) -> bool:
+        """Whether the resolved `path` is a character device."""
+        return stat.S_ISCHR(self._mode(path))
+
+    def text(self, path: str) -> str:
+        """Content of a small file; "" when there is none."""
+        try:
+            return self.local(path).read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+
+    def _mode(self, path: str) -> int:
+        try:
+            return os.lstat(self.local(path)).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
