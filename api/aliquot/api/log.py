@@ -44,6 +44,7 @@ def configure(*, level: str = "info", fmt: str = "json", stream: BinaryIO | None
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _name_logger,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -61,7 +62,14 @@ def configure(*, level: str = "info", fmt: str = "json", stream: BinaryIO | None
 
 def get_logger(name: str) -> FilteringBoundLogger:
     """A logger whose lines carry `logger: name`; may be made at import time, before `configure`."""
-    return cast("FilteringBoundLogger", structlog.get_logger(logger=name))
+    return cast("FilteringBoundLogger", structlog.get_logger(logger_name=name))
+
+
+def _name_logger(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """structlog itself takes an argument called `logger`, so the field gets its name here."""
+    if "logger_name" in event:
+        event["logger"] = event.pop("logger_name")
+    return event
 
 
 class _Sink:
