@@ -20,13 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from aliquot.api.errors import AliquotError, HardwareError, InternalError, foreign
+from aliquot.api.errors import HardwareError, InternalError, foreign
 from aliquot.api.grant import Grant
-from aliquot.api.log import get_logger
 from aliquot.api.names import USAGE_FILE
 from aliquot.node.region_library import UNCHANGED, RegionLibrary, UsageReading
-
-_log = get_logger(__name__)
 
 _UNREADABLE: Final = frozenset({errno.EPROTO, errno.EBADMSG, errno.EIO, errno.ELOOP, errno.EISDIR, errno.EINVAL})
 
@@ -144,16 +141,11 @@ class Regions:
                 return None
 
     def grants(self) -> dict[str, Grant]:
-        """All grants that can be read; the others are logged and left out."""
+        """All grants that can be read; a file that cannot is the reaper's to report."""
         found: dict[str, Grant] = {}
         for name in sorted(self.names()):
-            try:
-                grant = self.grant(name)
-            except AliquotError as e:
-                _log.warning("grant file unreadable", grant=name, reason=str(e))
-                continue
-            if grant is not None:
-                found[name] = grant
+            with contextlib.suppress(OSError):
+                found[name] = self.library.grant_read(self.grant_file(name))
         return found
 
     def on_card(self, uuid: str) -> tuple[str, ...]:

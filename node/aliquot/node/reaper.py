@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives back what dead processes hold, within a second, and keeps the hints of all grants fresh.
+
+One thread. A round reads every usage file, then asks /proc who of the owners is alive (in that order: whoever
+claims a slot in between is not asked about), settles what the dead hold, tells the living their PID on the node,
+and renews burst, hold and heartbeat. Between rounds it sleeps until a watched process dies, at most a tick.
+
+It never believes a usage file: one that was scribbled over or cut short is reported (log, counter, callback)
+once per finding, and costs the other grants nothing. It never calls an owner dead that it might merely not see
+(`processes`). Guarded invariant: a round that fails half way has given back only what was certainly dead, and the
+next one finds the rest: everything a round learns it can learn again from the files.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from aliquot.api.errors import foreign
+from aliquot.api.grant import Grant
+from aliquot.api.log import get_logger
+from aliquot.node.hints import Activity, Advice, advise
+from aliquot.node.processes import Owner, Processes
+from aliquot.node.region_library import OWNER_CLAIMING, UsageReading, UsageReport
+from aliquot.node.regions import Regions, problem_of
+
+_log = get_logger(__name__)
+
+TICK_S: Final = 0.5
+"""Longest time between two rounds; a death nobody could watch is found within it."""
+
+_GAP_S: Final = 0.05
+"""Shortest: a container that loses a thousand processes a second is no reason to spin."""
+
+_BACKOFF_MOST_S: Final = 5.0
+_GRANTS_EVERY: Final = 10
+"""Rounds between two readings of all grant files, which another process may have changed in place."""
+
+_SUSPICIOUS: Final = "says things no hook would write"
+_COMPLAINTS: Final = "a hook complained about it"
+_UNSEEN: Final = "owners in a PID namespace that this daemon cannot see; run it with hostPID"
+_NO_GRANT: Final = "its grant file is no grant that this release reads"
+_CROWDED: Final = "more slots than this release reads"
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the reaper has done since it was made; read by the exporter."""
+
+    rounds: int = 0
+    failed_rounds: int = 0
+    reaped: int = 0
+    """Slots given back."""
+    repaired_bytes: int = 0
+    """Taken off accounts that were too large."""
+    regions: int = 0
+    processes: int = 0
+    uncertain: int = 0
+    """Owners now that are neither found nor certainly dead."""
+    round_seconds: float = 0.0
+    """All rounds together."""
+    last_round_at: float = 0.0
+    """Monotonic; 0 = none yet."""
+    troubles: dict[str, int] = field(default_factory=dict)
+    """Findings by their word, from a fixed list."""
+
+
+@dataclass(slots=True)
+class _Region:
+    """What is remembered of a usage file between rounds; nothing that could not be learnt anew."""
+
+    words: list[int] = field(default_factory=list)
+    owners: dict[int, Owner] = field(default_factory=dict)
+    """Owner word to the process it names; words still being claimed are not in it."""
+    slots: dict[int, int] = field(default_factory=dict)
+    """Owner word to the index of its slot."""
+    claiming: frozenset[int] = frozenset()
+    told: set[int] = field(default_factory=set)
+    """Words whose owner was told its PID on the node."""
+    unsettled: bool = False
+    finding: str | None = None
+    """Of this round's reading."""
+    trouble: str | None = None
+    """What was reported last."""
+    last_launch_ns: int = 0
+
+
+class Reaper:
+    """The thread. `start` once, `stop` once; `round` is one round, for tests and benches.
+
+    `on_trouble` is called with a grant's name and a finding; `on_reaped` with a name, the number of slots given
+    back and the bytes taken off its account. Both run in the thread and may raise, which is logged. `proc` is the
+    node's procfs; `clock_ns` CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self,
+        regions: Regions,
+        *,
+        proc: Path = Path("/proc"),
+        tick_s: float = TICK_S,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        on_trouble: Callable[[str, str], None] = lambda _name, _finding: None,
+        on_reaped: Callable[[str, int, int], None] = lambda _name, _slots, _bytes: None,
+    ) -> None:
+        self.counters = Counters()
+        self._regions = regions
+        self._tick_s = tick_s
+        self._clock_ns = clock_ns
+        self._on_trouble = on_trouble
+        self._on_reaped = on_reaped
+        self._processes = Processes(proc)
+        self._known: dict[str, _Region] = {}
+        self._grants: dict[str, Grant] = {}
+        self._grants_age = 0
+        self._damaged: set[str] = set()
+        self._reading = UsageReading()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; rounds run until `stop`."""
+        self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End at once and wait for the round that may be running; the reaper cannot be started again."""
+        self._stop.set()
+        self._processes.wake()
+        if self._thread is not None:
+            self._thread.join()
+        self._processes.close()
+
+    def wake(self) -> None:
+        """Do a round now (a grant was made or changed); from any thread."""
+        self._processes.wake()
+
+    def alive(self, now_s: float, *, within_s: float = 10.0) -> bool:
+        """Whether a round was completed lately; `now_s` is monotonic."""
+        return self.counters.rounds > 0 and now_s - self.counters.last_round_at <= within_s
+
+    def round(self) -> None:
+        """Look at every region once. Raises `OSError` when the run folder or /proc cannot be read at all."""
+        started = time.monotonic()
+        names = self._regions.names()
+        for name in self._known.keys() - names:
+            del self._known[name]
+        self._refresh_grants(names)
+        dirty = {name for name in sorted(names) if self._read(name)}
+        asked = {owner for region in self._known.values() for owner in region.owners.values()}
+        judged = self._processes.judge(asked)
+        gone = judged.dead
+        for name, region in self._known.items():
+            dead = [word for word, owner in region.owners.items() if owner in gone] if gone else []
+            # A claim takes microseconds; one that is still going on a round later was killed in the middle.
+            claiming = frozenset(word for word in region.words if word & OWNER_CLAIMING)
+            dead.extend(claiming & region.claiming)
+            region.claiming = claiming
+            if dead or name in dirty:
+                self._settle(name, region, dead)
+            if len(region.told) < len(region.owners):
+                self._tell(name, region, judged.alive)
+            if region.finding is None and judged.uncertain and not judged.uncertain.isdisjoint(region.owners.values()):
+                region.finding = _UNSEEN
+            if region.finding is None and name in self._damaged:
+                region.finding = _NO_GRANT
+            self._report(name, region)
+        self._advise()
+        self.counters.regions = len(names)
+        self.counters.processes = len(judged.alive)
+        self.counters.uncertain = len(judged.uncertain)
+        self.counters.rounds += 1
+        self.counters.last_round_at = time.monotonic()
+        self.counters.round_seconds += self.counters.last_round_at - started
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                self.round()
+                failures = 0
+            except Exception as e:
+                failures += 1
+                self.counters.failed_rounds += 1
+                if failures == 1:
+                    _log.error("reaper round failed", reason=foreign(repr(e)), exc_info=True)
+            if failures:
+                self._stop.wait(min(self._tick_s * 2 ** min(failures, 8), _BACKOFF_MOST_S))
+            elif not self._stop.wait(_GAP_S):
+                self._processes.wait(self._tick_s - _GAP_S)
+
+    # ---- steps of a round
+
+    def _refresh_grants(self, names: frozenset[str]) -> None:
+        self._grants_age += 1
+        if self._grants_age < _GRANTS_EVERY and self._grants.keys() == names:
+            return
+        self._grants_age = 0
+        self._grants = self._regions.grants()
+        self._damaged = {name for name in names - self._grants.keys() if self._regions.grant_file(name).exists()}
+
+    def _read(self, name: str) -> bool:
+        """Take over what a usage file says; True when its account has been wrong for two rounds."""
+        region = self._known.setdefault(name, _Region())
+        region.finding = None
+        reading = self._reading
+        try:
+            self._regions.library.usage_read(self._regions.usage_file(name), reading)
+        except OSError as e:
+            # Half made or half removed grants have no usage file; it is missing only where there is a grant.
+            if e.errno != errno.ENOENT or name in self._grants:
+                region.finding = problem_of(e)
+            region.words, region.claiming, region.unsettled = [], frozenset(), False
+            region.owners.clear()
+            return False
+        words = reading.owners()
+        if words != region.words or len(region.owners) < len(words):
+            _learn(region, words, reading)
+        report = reading.report
+        region.last_launch_ns = report.last_launch_ns
+        wrong = region.unsettled and bool(report.unsettled)
+        region.unsettled = bool(report.unsettled)
+        region.finding = _finding(report, reading)
+        return wrong
+
+    def _settle(self, name: str, region: _Region, dead: list[int]) -> None:
+        report = UsageReport()
+        try:
+            self._regions.library.usage_settle(self._regions.usage_file(name), dead, report)
+        except OSError as e:
+            region.finding = problem_of(e)
+            return
+        region.unsettled = bool(report.unsettled)
+        if not report.reaped and not report.repaired_bytes:
+            return
+        self.counters.reaped += report.reaped
+        self.counters.repaired_bytes += report.repaired_bytes
+        _log.info("charges given back", grant=name, processes=report.reaped, bytes=report.repaired_bytes)
+        self._call(self._on_reaped, name, int(report.reaped), int(report.repaired_bytes))
+
+    def _tell(self, name: str, region: _Region, alive: dict[Owner, int]) -> None:
+        path = self._regions.usage_file(name)
+        for word, owner in region.owners.items():
+            if word in region.told or owner not in alive:
+                continue
+            try:
+                self._regions.library.usage_set_host_pid(path, region.slots[word], word, alive[owner])
+            except OSError:
+                # The slot changed hands or the file went bad; the next round sees which.
+                continue
+            region.told.add(word)
+
+    def _advise(self) -> None:
+        now = self._clock_ns()
+        shares = [
+            Activity(
+                name=name,
+                card_uuid=grant.card_uuid,
+                last_launch_ns=region.last_launch_ns,
+                processes=len(region.words),
+                core_percent=grant.core_percent,
+                core_policy=grant.core_policy,
+                priority=grant.priority,
+            )
+            for name, grant in self._grants.items()
+            if (region := self._known.get(name)) is not None
+        ]
+        for name, advice in advise(shares, now).items():
+            self._hint(name, advice, now)
+
+    def _hint(self, name: str, advice: Advice, now: int) -> None:
+        try:
+            self._regions.library.grant_hint(
+                self._regions.grant_file(name),
+                burst_until_ns=advice.burst_until_ns,
+                hold_until_ns=advice.hold_until_ns,
+                heartbeat_ns=now,
+            )
+        except OSError as e:
+            if e.errno != errno.ENOENT:
+                _log.warning("hints not written", grant=name, reason=foreign(e.strerror))
+
+    # ---- reports
+
+    def _report(self, name: str, region: _Region) -> None:
+        """Tell of a finding when it is new for this region, and of its end."""
+        finding = region.finding
+        if finding == region.trouble:
+            return
+        region.trouble = finding
+        if finding is None:
+            _log.info("region is well again", grant=name)
+            return
+        self.counters.troubles[finding] = self.counters.troubles.get(finding, 0) + 1
+        _log.warning("region in trouble", grant=name, finding=finding)
+        self._call(self._on_trouble, name, finding)
+
+    def _call(self, callback: Callable[..., None], *args: object) -> None:
+        try:
+            callback(*args)
+        except Exception as e:
+            _log.error("reaper callback failed", reason=foreign(repr(e)), exc_info=True)
+
+
+def _learn(region: _Region, words: list[int], reading: UsageReading) -> None:
+    """Take over who holds which slot."""
+    region.words = words
+    region.owners.clear()
+    region.slots.clear()
+    for process in reading.processes[: reading.count]:
+        if not process.owner & OWNER_CLAIMING:
+            region.owners[process.owner] = Owner(process.pidns, process.pid, process.start_time)
+            region.slots[process.owner] = process.index
+    region.told &= region.owners.keys()
+
+
+def _finding(report: UsageReport, reading: UsageReading) -> str | None:
+    if report.suspicious:
+        return _SUSPICIOUS
+    if report.complaints:
+        return _COMPLAINTS
+    if report.occupied > reading.count:
+        return _CROWDED
+    return None
