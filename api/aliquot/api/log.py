@@ -66,7 +66,7 @@ def get_logger(name: str) -> FilteringBoundLogger:
 
 
 def _name_logger(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """structlog itself takes an argument called `logger`, so the field gets its name here."""
+    """The library itself takes an argument called `logger`, so the field gets its name here."""
     if "logger_name" in event:
         event["logger"] = event.pop("logger_name")
     return event
