@@ -79,14 +79,17 @@ class ConfigEntry(msgspec.Struct, frozen=True, gc=False):
 def share_for(entries: Sequence[ConfigEntry], request: str, *, where: str) -> Share:
     """The parameters that hold for one allocation result: class entries first, then the claim's, later fields win.
 
-    `request` is the result's request name, `main` or `main/sub`; an entry for `main` covers all its subrequests.
+    Within each of the two an entry that names the request more closely counts as later (cases.md B102). `request` is the result's request name, `main` or `main/sub`; an entry for `main` covers all its subrequests.
     Entries are merged field by field, so a class can set `corePolicy` and a claim `priority`. Entries for other
     drivers are skipped unread. `where` names the claim in messages.
 
     Raises `RequestError` when an entry of ours does not decode, or an entry is not opaque at all.
     """
     merged: dict[str, Any] = {}
-    ordered = sorted(enumerate(entries), key=lambda pair: (pair[1].source != "FromClass", pair[0]))
+    ordered = sorted(
+        enumerate(entries),
+        key=lambda pair: (pair[1].source != "FromClass", _closeness(pair[1].requests, request), pair[0]),
+    )
     for index, entry in ordered:
         if not _covers(entry.requests, request):
             continue
@@ -98,6 +101,11 @@ def share_for(entries: Sequence[ConfigEntry], request: str, *, where: str) -> Sh
             _convert(fields, where=place)
             merged |= fields
     return _convert(merged, where=where)
+
+
+def _closeness(names: Sequence[str], request: str) -> int:
+    """0: for all requests; 1: for the main request; 2: for this very alternative of it."""
+    return 0 if not names else 2 if "/" in request and request in names else 1
 
 
 def _covers(names: Sequence[str], request: str) -> bool:
