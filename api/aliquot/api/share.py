@@ -79,7 +79,8 @@ class ConfigEntry(msgspec.Struct, frozen=True, gc=False):
 def share_for(entries: Sequence[ConfigEntry], request: str, *, where: str) -> Share:
     """The parameters that hold for one allocation result: class entries first, then the claim's, later fields win.
 
-    Within each of the two an entry that names the request more closely counts as later (cases.md B102). `request` is the result's request name, `main` or `main/sub`; an entry for `main` covers all its subrequests.
+    Within each of the two, an entry that names the request more closely counts as later (cases.md B102). `request`
+    is the result's request name, `main` or `main/sub`; an entry for `main` covers all its subrequests.
     Entries are merged field by field, so a class can set `corePolicy` and a claim `priority`. Entries for other
     drivers are skipped unread. `where` names the claim in messages.
 
