@@ -41,18 +41,16 @@ USAGE_FILE_SIZE: Final = USAGE_HEADER_SIZE + USAGE_SLOTS * USAGE_SLOT_SIZE
 
 UNIT_SHIFT: Final = 9
 UNIT_BYTES: Final = 1 << UNIT_SHIFT
-ACCOUNT_UNIT_BITS: Final = 33
-ACCOUNT_UNIT_MASK: Final = (1 << ACCOUNT_UNIT_BITS) - 1
-CHARGE_UNIT_MASK: Final = (1 << 33) - 1
-CHARGE_FLIGHT_SHIFT: Final = 33
-CHARGE_FLIGHT_MASK: Final = ((1 << 10) - 1) << CHARGE_FLIGHT_SHIFT
+WORD_UNIT_BITS: Final = 33
+"""Account and charge words: units in these low bits, a sequence number above."""
+WORD_UNIT_MASK: Final = (1 << WORD_UNIT_BITS) - 1
+WORD_SEQ_ONE: Final = 1 << WORD_UNIT_BITS
+
 OWNER_PID_MASK: Final = (1 << 22) - 1
 OWNER_START_SHIFT: Final = 22
 OWNER_GENERATION_SHIFT: Final = 54
-OWNER_STATE_SHIFT: Final = 62
-OWNER_FREE: Final = 0
-OWNER_LIVE: Final = 1
-OWNER_REAPING: Final = 2
+OWNER_LIVE: Final = 1 << 62
+OWNER_CLAIMING: Final = 1 << 63
 
 CORE_POLICIES: Final = (CorePolicy.DEFAULT, CorePolicy.FORCE, CorePolicy.DISABLE)
 """By their number in the file (`enum aq_core_policy`)."""
@@ -156,6 +154,9 @@ USAGE_FILE: Final = Layout(
         "slot_count": (20, "I"),
         "complaints": (24, "Q"),
         "account": (128, "Q"),
+        "epoch": (136, "Q"),
+        "unsettled": (144, "Q"),
+        "slots_used": (152, "Q"),
         "bucket": (256, "128s"),
         "slot": (USAGE_HEADER_SIZE, f"{USAGE_SLOTS * USAGE_SLOT_SIZE}s"),
     },
@@ -312,13 +313,13 @@ class ProcessUsage:
     """As the process's own PID namespace sees it."""
     start_time: int
     """Low 32 bits of its start time in clock ticks."""
-    state: int
-    """`OWNER_LIVE` or `OWNER_REAPING` (or a scribbled 3)."""
+    live: bool
+    """False: it is just claiming the slot; only then may its PID namespace still be unknown."""
     pidns: int
+    """Inode of its PID namespace."""
     host_pid: int
+    """As the node wrote it; 0: not known."""
     used_bytes: int
-    in_flight: int
-    """Operations between their first and last step."""
     context_bytes: int
     spilled_bytes: int
     launches: int
@@ -330,7 +331,9 @@ class Usage:
     """What a usage file says. `problems` is empty for a file that only our own code has written."""
 
     used_bytes: int = 0
-    """The account: at least the sum of the slots."""
+    """The account: at least what all processes hold."""
+    unsettled: bool = False
+    """The account may be too large until the next settle."""
     busy_ns: int = 0
     last_launch_ns: int = 0
     tokens_ns: int = 0
@@ -364,11 +367,12 @@ def parse_usage(data: bytes | memoryview) -> Usage:
     if whole < count:
         problems.append("file truncated")
     processes = tuple(_processes(view[first : first + min(whole, count) * size], size))
-    if any(process.state not in {OWNER_LIVE, OWNER_REAPING} for process in processes):
-        problems.append("unknown slot state")
+    if any(bool(process.owner & OWNER_CLAIMING) == process.live for process in processes):
+        problems.append("unknown slot state")  # a slot is claiming or live, never both or neither
     bucket = USAGE_FILE.fields["bucket"][0]
     return Usage(
-        used_bytes=(USAGE_FILE.get(view, "account") & ACCOUNT_UNIT_MASK) << UNIT_SHIFT,
+        used_bytes=(USAGE_FILE.get(view, "account") & WORD_UNIT_MASK) << UNIT_SHIFT,
+        unsettled=bool(USAGE_FILE.get(view, "unsettled")),
         busy_ns=USAGE_BUCKET.get(view, "busy_ns", bucket),
         last_launch_ns=USAGE_BUCKET.get(view, "last_launch_ns", bucket),
         tokens_ns=USAGE_BUCKET.get(view, "tokens_ns", bucket),
@@ -403,18 +407,17 @@ def _processes(slots: memoryview, size: int) -> Iterator[ProcessUsage]:
     words = struct.Struct(f"<8Q{size - 64}x")
     for index, word in enumerate(words.iter_unpack(slots)):
         owner, charge, pidns, host_pid, context, spilled, launches, device_ns = word
-        if owner >> OWNER_STATE_SHIFT == OWNER_FREE:
+        if owner == 0:
             continue
         yield ProcessUsage(
             index=index,
             owner=owner,
             pid=owner & OWNER_PID_MASK,
             start_time=owner >> OWNER_START_SHIFT & 0xFFFFFFFF,
-            state=owner >> OWNER_STATE_SHIFT,
+            live=bool(owner & OWNER_LIVE),
             pidns=pidns,
             host_pid=host_pid,
-            used_bytes=(charge & CHARGE_UNIT_MASK) << UNIT_SHIFT,
-            in_flight=(charge & CHARGE_FLIGHT_MASK) >> CHARGE_FLIGHT_SHIFT,
+            used_bytes=(charge & WORD_UNIT_MASK) << UNIT_SHIFT,
             context_bytes=context,
             spilled_bytes=spilled,
             launches=launches,
