@@ -45,7 +45,7 @@ def flavour(which: Flavour) -> str:
     """A C file with `fake_flavour`."""
     return (
         f'{_HEAD}#include "export.h"\n\nconst struct fake_flavour fake_flavour = {{"{which.name}", '
-        f'"{which.driver_version}", {which.cuda_version}, {which.nvml_version_major}}};\n'
+        f'"{which.driver_version}", {which.cuda_version}, {which.nvml_version_major}, {int(not which.full)}}};\n'
     )
 
 

@@ -19,6 +19,7 @@ struct fake_flavour {
 	const char *driver_version; /* "580.65.06": also the suffix of the file names */
 	int cuda_version; /* 13000, 12040, 12000, 11040: entry points younger than this do not exist */
 	int nvml_version_major; /* 13, 12, 12, 11 */
+	int hides_names; /* 0: the full one, whose versions the configuration may say */
 };
 extern const struct fake_flavour fake_flavour;
 
