@@ -404,16 +404,46 @@ EXPORT int aq_usage_settle(const char *path, const uint64_t *dead, size_t dead_c
 	return usage_call(path, usage_settle_mapped, &reading, 1);
 }
 
-struct host_pid_request {
+struct slot_request {
 	size_t length;
 	uint32_t index;
 	uint64_t owner;
 	uint64_t host_pid;
 };
 
+static int usage_reap_mapped(void *map, void *argument)
+{
+	const struct slot_request *request = argument;
+	struct aq_account account;
+	int rc = aq_account_bind(&account, map, request->length);
+	if (rc < 0)
+		return rc;
+	if (request->index >= account.slot_count)
+		return -ERANGE;
+	return aq_account_reap(&account, request->index, request->owner);
+}
+
+static int slot_call(const char *path, int (*step)(void *, void *), struct slot_request *request)
+{
+	struct view view;
+	int rc = view_open(&view, path, AQ_USAGE_FILE_SIZE, 1);
+	if (rc < 0)
+		return rc;
+	request->length = view.length;
+	rc = aq_guarded(step, view.map, request);
+	view_close(&view);
+	return rc;
+}
+
+EXPORT int aq_usage_reap(const char *path, uint32_t index, uint64_t owner)
+{
+	struct slot_request request = {.index = index, .owner = owner};
+	return slot_call(path, usage_reap_mapped, &request);
+}
+
 static int set_host_pid_mapped(void *map, void *argument)
 {
-	const struct host_pid_request *request = argument;
+	const struct slot_request *request = argument;
 	struct aq_account account;
 	int rc = aq_account_bind(&account, map, request->length);
 	if (rc < 0)
@@ -429,12 +459,6 @@ static int set_host_pid_mapped(void *map, void *argument)
 
 EXPORT int aq_usage_set_host_pid(const char *path, uint32_t index, uint64_t owner, uint64_t host_pid)
 {
-	struct view view;
-	int rc = view_open(&view, path, AQ_USAGE_FILE_SIZE, 1);
-	if (rc < 0)
-		return rc;
-	struct host_pid_request request = {view.length, index, owner, host_pid};
-	rc = aq_guarded(set_host_pid_mapped, view.map, &request);
-	view_close(&view);
-	return rc;
+	struct slot_request request = {.index = index, .owner = owner, .host_pid = host_pid};
+	return slot_call(path, set_host_pid_mapped, &request);
 }
