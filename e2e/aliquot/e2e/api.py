@@ -11,6 +11,7 @@ import base64
 import contextlib
 import http.client
 import json
+import socket
 import ssl
 import tempfile
 import threading
@@ -23,6 +24,7 @@ from typing import Any, Final, Self, TypeVar
 import yaml
 
 from aliquot.api.errors import ClusterError, SettingsError, foreign
+from aliquot.e2e.place import Here, Place
 
 Object = dict[str, Any]
 
@@ -94,12 +96,14 @@ class Api:
         certificate_pem: bytes = b"",
         key_pem: bytes = b"",
         token: str = "",
+        place: Place | None = None,
     ) -> None:
         url = urllib.parse.urlsplit(server)
         self.server = server
         self.token = token
         self._host = url.hostname or ""
         self._port = url.port or (443 if url.scheme == "https" else 80)
+        self._place = place or Here()
         self._context: ssl.SSLContext | None = None
         self._local = threading.local()
         self._open: set[http.client.HTTPConnection] = set()
@@ -112,8 +116,8 @@ class Api:
                     self._context.load_cert_chain(pair.name)
 
     @classmethod
-    def from_kubeconfig(cls, path: Path) -> Self:
-        """The current context of a kubeconfig file.
+    def from_kubeconfig(cls, path: Path, *, place: Place | None = None) -> Self:
+        """The current context of a kubeconfig file, its server reached from `place`.
 
         Raises `SettingsError` where it needs a login program: then `kubectl proxy` and its address will do.
         """
@@ -141,6 +145,7 @@ class Api:
             certificate_pem=material(user, "client-certificate"),
             key_pem=material(user, "client-key"),
             token=token,
+            place=place,
         )
 
     def request(
@@ -198,10 +203,14 @@ class Api:
         raise AssertionError("unreachable: the second attempt is always fresh")
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection
         if self._context is None:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         else:
             connection = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._context)
+        raw = self._place.connect(self._host, self._port, timeout_s)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sock = raw if self._context is None else self._context.wrap_socket(raw, server_hostname=self._host)
         self._local.connection = connection
         self._open.add(connection)
         return connection

@@ -9,19 +9,18 @@ second waits and then finds it done.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from aliquot.e2e import gocompiler
+from aliquot.e2e.once import alone, say
 from aliquot.e2e.toolchain import (
     CONTAINERD,
     DEFAULT_MINOR,
@@ -40,11 +39,6 @@ MODULES: Final = Path(__file__).resolve().parents[2] / "tools"
 """The Go modules, one folder per tool."""
 CONTROL_PLANE: Final = frozenset({"kube-apiserver", "kube-scheduler", "kube-controller-manager"})
 _REPORT_S: Final = 20.0
-
-
-def say(text: str) -> None:
-    """One line of progress, at once."""
-    print(text, flush=True)
 
 
 def wanted(what: Sequence[str], minors: Sequence[str]) -> list[tuple[Tool, Binary]]:
@@ -99,7 +93,7 @@ def build(binaries: Sequence[tuple[Tool, Binary]]) -> None:
     """Builds what is missing, with progress. Raises `MissingPartError` in one sentence where it cannot."""
     if not missing(binaries):
         return
-    with _only_one():
+    with alone("build", "another run is building the test cluster's programs; waiting for it"):
         todo = missing(binaries)  # the run we waited for may have built it all
         if not todo:
             return
@@ -117,18 +111,6 @@ def build(binaries: Sequence[tuple[Tool, Binary]]) -> None:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
-@contextlib.contextmanager
-def _only_one() -> Iterator[None]:
-    cache_root().mkdir(parents=True, exist_ok=True)
-    with (cache_root() / "build.lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another run is building the test cluster's programs; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _environment() -> dict[str, str]:

@@ -8,22 +8,24 @@ container and no network beyond loopback. Invariant: when `start` returns, the A
 
 from __future__ import annotations
 
-import http.client
 import json
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from aliquot.api.errors import ClusterError
 from aliquot.e2e.api import Api
 from aliquot.e2e.pki import Authority
+from aliquot.e2e.place import Here, Place
 from aliquot.e2e.process import Server, free_ports, wait_until
 from aliquot.e2e.toolchain import DEFAULT_MINOR, locate
 
 READY_TIMEOUT_S: Final = 90.0
 """Seen: 2 to 3 s on an idle machine; a busy one takes longer and is no failure of ours."""
 SERVICE_CIDR: Final = "10.96.0.0/16"
+SERVICE_ADDRESS: Final = "10.96.0.1"
+"""Of the service `kubernetes`: the first of the range."""
 
 DRA_SHARING_GATES: Final[Mapping[str, bool]] = {"DRAConsumableCapacity": True}
 """What 1.34 and 1.35 need for shares (dra.md 10.4); from 1.36 on it is the default."""
@@ -59,12 +61,15 @@ class Options:
 class ControlPlane:
     """One API server with its etcd; scheduler and controller-manager beside it where `options` say so.
 
-    The server that starts it must stay alive: every process dies with the thread that called `start`.
+    On this host it takes free ports of loopback, and every process dies with the thread that called `start`; in the
+    namespaces of a local cluster (`place`) it takes the well-known ports on all addresses, and dies with those.
+    `directory` has to be the same path there.
     """
 
-    def __init__(self, directory: Path, options: Options | None = None) -> None:
+    def __init__(self, directory: Path, options: Options | None = None, place: Place | None = None) -> None:
         self.directory = directory
         self.options = options or Options()
+        self.place = place or Here()
         directory.mkdir(parents=True, exist_ok=True)
         self._programs = {
             name: locate(name, self.options.minor)
@@ -72,7 +77,12 @@ class ControlPlane:
             if name in {"etcd", "kube-apiserver"} or self._wanted(name)
         }
         self.authority = Authority(directory / "pki")
-        etcd, peer, self.port, scheduler, controllers = free_ports(5)
+        if isinstance(self.place, Here):
+            self._bind = "127.0.0.1"
+            etcd, peer, self.port, scheduler, controllers = free_ports(5)
+        else:
+            self._bind = "0.0.0.0"
+            etcd, peer, self.port, scheduler, controllers = 2379, 2380, 443, 10259, 10257
         self.url = f"https://127.0.0.1:{self.port}"
         self.kubeconfig = self.authority.kubeconfig("admin", self.url, user="admin", groups=["system:masters"])
         self._sa_key = self.authority.signing_key("service-account")
@@ -93,7 +103,7 @@ class ControlPlane:
     def client(self, kubeconfig: Path) -> Api:
         """A client with the identity of a kubeconfig file of this control plane; closed by `stop`."""
         if kubeconfig not in self._clients:
-            self._clients[kubeconfig] = Api.from_kubeconfig(kubeconfig)
+            self._clients[kubeconfig] = Api.from_kubeconfig(kubeconfig, place=self.place)
         return self._clients[kubeconfig]
 
     @property
@@ -144,19 +154,18 @@ class ControlPlane:
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Waits until `/readyz` says ok, for example after `server` was restarted."""
-        context = ssl.create_default_context(cadata=self.authority.pem.decode())
+        anonymous = Api(self.url, ca_pem=self.authority.pem, place=self.place)
 
         def ready() -> bool:
-            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=2, context=context)
             try:
-                connection.request("GET", "/readyz")
-                return connection.getresponse().status == 200
-            except (OSError, http.client.HTTPException):
+                return bool(anonymous.request("GET", "/readyz", timeout_s=2.0) == "ok")
+            except ClusterError:
                 return False
-            finally:
-                connection.close()
 
-        wait_until(ready, timeout_s, f"an answer of kube-apiserver {self.options.minor}", self.etcd, self.server)
+        try:
+            wait_until(ready, timeout_s, f"an answer of kube-apiserver {self.options.minor}", self.etcd, self.server)
+        finally:
+            anonymous.close()
 
     def stop(self) -> None:
         """Kills everything; on SIGTERM the API server would linger up to a minute."""
@@ -194,18 +203,18 @@ class ControlPlane:
             f"--initial-cluster=default={peer_url}",
             "--log-level=warn",
         ]
-        return Server("etcd", argv, self._log("etcd"))
+        return Server("etcd", argv, self._log("etcd"), place=self.place)
 
     def _api_server(self, etcd: int) -> Server:
         issue = self.authority.issue_files
-        hosts = ["127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1", *self.options.hosts]
+        hosts = ["127.0.0.1", "localhost", "kubernetes.default.svc", SERVICE_ADDRESS, *self.options.hosts]
         certificate, key = issue("apiserver", "kube-apiserver", hosts=hosts)
         to_kubelet, to_kubelet_key = issue("apiserver-kubelet-client", "kube-apiserver", ["system:masters"])
         argv: list[str | Path] = [
             self._programs["kube-apiserver"],
             f"--etcd-servers=http://127.0.0.1:{etcd}",
             f"--secure-port={self.port}",
-            "--bind-address=127.0.0.1",
+            f"--bind-address={self._bind}",
             "--advertise-address=127.0.0.1",
             "--endpoint-reconciler-type=none",  # else a loopback address is refused
             f"--service-cluster-ip-range={SERVICE_CIDR}",
@@ -233,7 +242,7 @@ class ControlPlane:
             served = ",".join(f"{k}={str(v).lower()}" for k, v in sorted(self.options.runtime_config.items()))
             argv.append(f"--runtime-config={served}")
         argv.extend(self.options.server_flags)
-        return Server("kube-apiserver", argv, self._log("kube-apiserver"))
+        return Server("kube-apiserver", argv, self._log("kube-apiserver"), place=self.place)
 
     def _scheduler(self, port: int) -> Server:
         kubeconfig = self.authority.kubeconfig("scheduler", self.url, user="system:kube-scheduler")
@@ -254,7 +263,7 @@ class ControlPlane:
             f"--cert-dir={self.directory / 'scheduler-cert'}",
             *self._gates(),
         ]
-        return Server("kube-scheduler", argv, self._log("kube-scheduler"))
+        return Server("kube-scheduler", argv, self._log("kube-scheduler"), place=self.place)
 
     def _controllers(self, port: int) -> Server:
         kubeconfig = self.authority.kubeconfig("controller-manager", self.url, user="system:kube-controller-manager")
@@ -271,4 +280,4 @@ class ControlPlane:
             f"--cert-dir={self.directory / 'controller-manager-cert'}",
             *self._gates(),
         ]
-        return Server("kube-controller-manager", argv, self._log("kube-controller-manager"))
+        return Server("kube-controller-manager", argv, self._log("kube-controller-manager"), place=self.place)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long-running programs that a cluster consists of, each with its own log file, none ever left behind.
 
-Never interprets what a program does. Invariant: a program started here dies with the thread that started it
-(the kernel's parent-death signal), so a crashed or killed test run leaves nothing running.
+Never interprets what a program does. Invariant: a program started here dies with the thread that started it or with
+the namespaces it was put in (see `Place`), so a crashed or killed test run leaves nothing running.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from aliquot.api.errors import ClusterError
+from aliquot.e2e.place import Here, Place, children
 
 POLL_S: Final = 0.02
 """How often a condition is looked at while waiting; far below anything we measure."""
+_KILL_WAIT_S: Final = 10.0
 
 
 class Server:
@@ -31,22 +34,27 @@ class Server:
         argv: Sequence[str | Path],
         log: Path,
         *,
+        place: Place | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
     ) -> None:
         self.name = name
         self.argv = [str(a) for a in argv]
         self.log = log
         self._env = dict(env) if env is not None else None
-        self._cwd = cwd
+        self._place = place or Here()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
-        """PID of the running program. Raises `ClusterError` when it was never started."""
-        if self._process is None:
-            raise ClusterError(f"{self.name} has not been started")
-        return self._process.pid
+        """PID of the program itself as this process sees it. Raises `ClusterError` when it is not running."""
+        if self._process is None or not self.running:
+            raise ClusterError(f"{self.name} is not running")
+        if isinstance(self._place, Here):
+            return self._process.pid
+        inner = children(self._process.pid)
+        if len(inner) != 1:
+            raise ClusterError(f"{self.name} is not running")
+        return inner[0]
 
     @property
     def running(self) -> bool:
@@ -57,29 +65,33 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", *self.argv],
+                self._place.argv(self.argv),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._env,
-                cwd=self._cwd,
+                start_new_session=True,  # Ctrl-C is for us; what it ends is ours to decide
             )
 
     def stop(self, *, polite_s: float = 0.0) -> None:
         """Ends the program: SIGTERM and up to `polite_s` seconds where that is asked for, then SIGKILL."""
         if self._process is None:
             return
-        if polite_s > 0 and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        if polite_s > 0:
+            self.signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(polite_s)
+        self.signal(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_WAIT_S)
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait()
+            self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+        """Sends a signal to the program itself; one that has ended is fine."""
+        with contextlib.suppress(ClusterError, ProcessLookupError):
+            os.kill(self.pid, number)
 
     def tail(self, lines: int = 15) -> str:
         """The last lines of its log, for an error message."""
