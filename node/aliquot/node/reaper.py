@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from aliquot.api.errors import foreign
 from aliquot.api.grant import Grant
@@ -70,18 +70,22 @@ class Counters:
     """Findings by their word, from a fixed list."""
 
 
+class _Slot(NamedTuple):
+    number: int
+    word: int
+    owner: Owner
+
+
 @dataclass(slots=True)
 class _Region:
     """What is remembered of a usage file between rounds; nothing that could not be learnt anew."""
 
     words: list[int] = field(default_factory=list)
-    owners: dict[int, Owner] = field(default_factory=dict)
-    """Owner word to the process it names; words still being claimed are not in it."""
-    slots: dict[int, int] = field(default_factory=dict)
-    """Owner word to the index of its slot."""
+    slots: list[_Slot] = field(default_factory=list)
+    """Who holds which slot; slots still being claimed are not in it."""
     claiming: frozenset[int] = frozenset()
-    told: set[int] = field(default_factory=set)
-    """Words whose owner was told its PID on the node."""
+    told: set[_Slot] = field(default_factory=set)
+    """Slots whose owner was told its PID on the node."""
     unsettled: bool = False
     finding: str | None = None
     """Of this round's reading."""
@@ -152,20 +156,19 @@ class Reaper:
             del self._known[name]
         self._refresh_grants(names)
         dirty = {name for name in sorted(names) if self._read(name)}
-        asked = {owner for region in self._known.values() for owner in region.owners.values()}
+        asked = {slot.owner for region in self._known.values() for slot in region.slots}
         judged = self._processes.judge(asked)
-        gone = judged.dead
         for name, region in self._known.items():
-            dead = [word for word, owner in region.owners.items() if owner in gone] if gone else []
+            dead = [slot for slot in region.slots if slot.owner in judged.dead] if judged.dead else []
             # A claim takes microseconds; one that is still going on a round later was killed in the middle.
             claiming = frozenset(word for word in region.words if word & OWNER_CLAIMING)
-            dead.extend(claiming & region.claiming)
+            stuck = claiming & region.claiming
             region.claiming = claiming
-            if dead or name in dirty:
-                self._settle(name, region, dead)
-            if len(region.told) < len(region.owners):
+            if dead or stuck or name in dirty:
+                self._settle(name, region, dead, stuck)
+            if len(region.told) < len(region.slots):
                 self._tell(name, region, judged.alive)
-            if region.finding is None and judged.uncertain and not judged.uncertain.isdisjoint(region.owners.values()):
+            if region.finding is None and any(slot.owner in judged.uncertain for slot in region.slots):
                 region.finding = _UNSEEN
             if region.finding is None and name in self._damaged:
                 region.finding = _NO_GRANT
@@ -218,10 +221,10 @@ class Reaper:
             if e.errno != errno.ENOENT or name in self._grants:
                 region.finding = problem_of(e)
             region.words, region.claiming, region.unsettled = [], frozenset(), False
-            region.owners.clear()
+            region.slots.clear()
             return False
         words = reading.owners()
-        if words != region.words or len(region.owners) < len(words):
+        if words != region.words or len(region.slots) < len(words):
             _learn(region, words, reading)
         report = reading.report
         region.last_launch_ns = report.last_launch_ns
@@ -230,13 +233,22 @@ class Reaper:
         region.finding = _finding(report, reading)
         return wrong
 
-    def _settle(self, name: str, region: _Region, dead: list[int]) -> None:
+    def _settle(self, name: str, region: _Region, dead: list[_Slot], stuck: frozenset[int]) -> None:
+        library, path = self._regions.library, self._regions.usage_file(name)
+        # Two containers whose processes have equal PIDs and began in the same clock tick have equal words. Where one
+        # of them lives, the slot is named instead of the word.
+        gone = {slot.number for slot in dead}
+        living = {slot.word for slot in region.slots if slot.number not in gone} if dead else set()
         report = UsageReport()
         try:
-            self._regions.library.usage_settle(self._regions.usage_file(name), dead, report)
+            for slot in dead:
+                if slot.word in living:
+                    library.usage_reap(path, slot.number, slot.word)
+            library.usage_settle(path, [*({slot.word for slot in dead} - living), *stuck], report)
         except OSError as e:
             region.finding = problem_of(e)
             return
+        report.reaped += sum(slot.word in living for slot in dead)
         region.unsettled = bool(report.unsettled)
         if not report.reaped and not report.repaired_bytes:
             return
@@ -247,15 +259,15 @@ class Reaper:
 
     def _tell(self, name: str, region: _Region, alive: dict[Owner, int]) -> None:
         path = self._regions.usage_file(name)
-        for word, owner in region.owners.items():
-            if word in region.told or owner not in alive:
+        for slot in region.slots:
+            if slot in region.told or slot.owner not in alive:
                 continue
             try:
-                self._regions.library.usage_set_host_pid(path, region.slots[word], word, alive[owner])
+                self._regions.library.usage_set_host_pid(path, slot.number, slot.word, alive[slot.owner])
             except OSError:
                 # The slot changed hands or the file went bad; the next round sees which.
                 continue
-            region.told.add(word)
+            region.told.add(slot)
 
     def _advise(self) -> None:
         now = self._clock_ns()
@@ -312,13 +324,12 @@ class Reaper:
 def _learn(region: _Region, words: list[int], reading: UsageReading) -> None:
     """Take over who holds which slot."""
     region.words = words
-    region.owners.clear()
-    region.slots.clear()
-    for process in reading.processes[: reading.count]:
-        if not process.owner & OWNER_CLAIMING:
-            region.owners[process.owner] = Owner(process.pidns, process.pid, process.start_time)
-            region.slots[process.owner] = process.index
-    region.told &= region.owners.keys()
+    region.slots = [
+        _Slot(process.index, process.owner, Owner(process.pidns, process.pid, process.start_time))
+        for process in reading.processes[: reading.count]
+        if not process.owner & OWNER_CLAIMING
+    ]
+    region.told.intersection_update(region.slots)
 
 
 def _finding(report: UsageReport, reading: UsageReading) -> str | None:

@@ -115,6 +115,7 @@ class RegionLibrary:
             ("aq_usage_create", (text,)),
             ("aq_usage_read", (text, ctypes.POINTER(UsageReport), pointer, ctypes.c_size_t)),
             ("aq_usage_settle", (text, pointer, ctypes.c_size_t, ctypes.POINTER(UsageReport))),
+            ("aq_usage_reap", (text, ctypes.c_uint32, number)),
             ("aq_usage_set_host_pid", (text, ctypes.c_uint32, number, number)),
         ):
             try:
@@ -170,6 +171,10 @@ class RegionLibrary:
         """Give back what the `dead` owner words hold and set the account to the sum of the charges."""
         words = (ctypes.c_uint64 * len(dead))(*dead)
         _check(self._c.aq_usage_settle(os.fsencode(path), words, len(dead), ctypes.byref(report)), path)
+
+    def usage_reap(self, path: Path, index: int, owner: int) -> None:
+        """Give back one slot of a dead owner, nothing if it is not `owner`'s any more; settle afterwards."""
+        _check(self._c.aq_usage_reap(os.fsencode(path), index, owner), path)
 
     def usage_set_host_pid(self, path: Path, index: int, owner: int, host_pid: int) -> None:
         """Tell a slot's owner its PID on the host. `ESRCH`: the slot is not `owner`'s any more."""

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of a node daemon share: region files in a folder of their own, and real processes that hold memory."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aliquot.api.grant import CorePolicy, Grant
+from aliquot.hook import REGION, library
+from aliquot.node.regions import Regions
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def region_library() -> Path:
+    try:
+        return library(REGION)
+    except FileNotFoundError as e:
+        pytest.skip(f"{e}")
+
+
+@pytest.fixture
+def regions(tmp_path: Path, region_library: Path) -> Regions:
+    return Regions(tmp_path / "run", region_library)
+
+
+@pytest.fixture(scope="session")
+def owner_program(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: apt-get install gcc")
+    program = tmp_path_factory.mktemp("owner") / "owner"
+    sources = [str(HERE / "owner.c"), str(repository / "hook/src/account.c")]
+    include = [f"-I{repository / 'hook' / folder}" for folder in ("include", "src")]
+    subprocess.run([compiler, "-O1", "-pthread", *include, *sources, "-o", str(program)], check=True)
+    return program
+
+
+@dataclass
+class Owner:
+    """A process that holds a slot of a usage file."""
+
+    process: subprocess.Popen[str]
+    index: int
+    pid: int
+    word: int
+
+    def do(self, command: str) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def owner(owner_program: Path) -> Iterator[Callable[..., Owner]]:
+    """Start a process on a usage file; `prefix` is put before its command (unshare …)."""
+    started: list[Owner] = []
+
+    def start(path: Path, *, prefix: Sequence[str] = ()) -> Owner:
+        process = subprocess.Popen(
+            [*prefix, str(owner_program), str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        index, pid, word = (int(n) for n in process.stdout.readline().split())
+        started.append(Owner(process, index, pid, word))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+def a_grant(name: str = "c-1-gpu-0", **changes: object) -> Grant:
+    values: dict[str, object] = {
+        "name": name,
+        "card_uuid": "GPU-a",
+        "memory_bytes": 1 << 30,
+        "core_percent": 50,
+        "core_policy": CorePolicy.DEFAULT,
+    }
+    return Grant(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def grant() -> Callable[..., Grant]:
+    return a_grant
+
+
+@pytest.fixture
+def until() -> Callable[..., float]:
+    """Wait until a condition holds and return how long that took; fails after `within` seconds."""
+
+    def wait(condition: Callable[[], bool], *, within: float) -> float:
+        started = time.monotonic()
+        while not condition():
+            if time.monotonic() - started > within:
+                pytest.fail(f"not so within {within} s")
+            select_for_a_moment()
+        return time.monotonic() - started
+
+    return wait
+
+
+def select_for_a_moment() -> None:
+    """Polling a file that another process changes has nothing to wait on; 2 ms keep the processor free."""
+    import select  # noqa: PLC0415
+
+    select.select([], [], [], 0.002)
+
+
+@pytest.fixture
+def python() -> str:
+    return sys.executable
