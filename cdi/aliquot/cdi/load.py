@@ -24,8 +24,9 @@ def load_spec(path: Path, level: Level = Level.UPSTREAM) -> Spec:
 
     Raises `SettingsError` naming the file and every problem.
     """
-    spec = Spec.from_dict(_content(path, "a CDI spec"))
+    content = _content(path, "a CDI spec")
     try:
+        spec = Spec.from_dict(content)
         validate(spec, level)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
