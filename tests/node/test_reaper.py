@@ -15,6 +15,7 @@ from aliquot.node.reaper import Reaper
 from aliquot.node.regions import Regions
 
 MIB = 1 << 20
+IN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 @pytest.fixture
@@ -30,15 +31,12 @@ def used(regions: Regions, name: str = "c-1-gpu-0") -> int:
 
 
 def can_unshare() -> bool:
-    return (
-        os.geteuid() == 0
-        and shutil.which("unshare") is not None
-        and subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True).returncode == 0
-    )
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*IN_NAMESPACE, "true"], check=False, capture_output=True).returncode == 0
 
 
 needs_namespaces = pytest.mark.skipif(not can_unshare(), reason="needs root and PID namespaces")
-IN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 def test_charge_is_back_within_a_second_of_a_sigkill(regions, reaper, grant, owner, until):
@@ -128,7 +126,7 @@ def test_a_process_in_another_pid_namespace_is_found_told_and_reaped(regions, re
     until(lambda: all(told()) and len(told()) == 2, within=2)
     host_pid = dict(zip([p.pid for p in regions.usage("c-1-gpu-0").processes], told(), strict=True))[1]
     assert host_pid not in (None, 1)
-    assert os.readlink(f"/proc/{host_pid}/exe").endswith("owner")
+    assert Path(f"/proc/{host_pid}/exe").readlink().name == "owner"
     os.kill(host_pid, 9)
     until(lambda: used(regions) == MIB, within=1)
 

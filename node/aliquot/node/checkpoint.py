@@ -489,7 +489,7 @@ class Checkpoint(Generic[R]):
         if old is None or old == plain:
             return plain
         try:
-            known = msgspec.to_builtins(msgspec.json.decode(old, type=self._record_type))
+            known = msgspec.json.decode(msgspec.json.encode(msgspec.json.decode(old, type=self._record_type)))
         except (msgspec.MsgspecError, ValueError):
             return plain
         lost = unknown(msgspec.json.decode(old), known)
