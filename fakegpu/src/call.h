@@ -25,6 +25,9 @@ extern const uint32_t *fg_attention;
 /* The same bits for this process alone (FAKEGPU_LOG). */
 extern uint32_t fg_attention_here;
 
+/* Reads FAKEGPU_LOG, once. */
+void fg_call_start(void);
+
 /* Logs, waits and returns the code of the rule that matches; 0: go on. `card`: FG_RULE_ANY_CARD when unknown.
  */
 int fg_call_slow(const char *function, uint32_t card, const char *format, ...)

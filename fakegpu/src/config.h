@@ -115,12 +115,12 @@ struct fg_driver_config {
 	uint64_t context_create_ns; /* how long cuCtxCreate takes; 0: no time */
 	uint64_t alloc_ns; /* how long an allocation or a free takes; 0: no time */
 	uint32_t queue_depth; /* launches one process may have outstanding on one card */
-	uint32_t reserved0;
+	uint32_t fork_refused; /* a child of a process that used CUDA cannot; 0: it starts afresh */
 	uint64_t plain_round; /* cuMemAlloc and arrays are rounded to this, 512 */
 	uint64_t pitch_align; /* 512 */
 	uint64_t vmm_granularity; /* 2 MiB */
 	uint64_t pool_grow_bytes; /* a pool takes this much at a time, 32 MiB */
-	uint64_t managed_round; /* cuMemAllocManaged, 64 KiB when it is smaller */
+	uint64_t managed_page; /* managed memory comes to the card and leaves it in these, 64 KiB */
 };
 
 /* A parsed file. `card` has `card_count` entries and is allocated with malloc; fg_config_free releases it. */

@@ -35,13 +35,12 @@ struct fg_rule {
 };
 #define FG_RULE_ANY_CARD 0xffffffffu
 
-/* cuGetProcAddress hands out `symbol` for `name` from CUDA version `version` on (until the next row of that
- * name). */
+/* Asked for `name` at CUDA version `from` or later (until the next row of that name), cuGetProcAddress
+ * answers as if it had been asked at version `give`; 0: not found. */
 struct fg_form {
 	char name[FG_FUNCTION_LEN];
-	char symbol[FG_FUNCTION_LEN];
-	uint32_t version;
-	uint32_t reserved;
+	uint32_t from;
+	uint32_t give;
 };
 
 enum fg_override_kind { /* figures of one card as NVML tells them; -1 in `value` stands for "as computed" */

@@ -28,6 +28,7 @@
 #define FG_STATE_MAGIC   0x55504746u /* "FGPU", little endian */
 #define FG_STATE_VERSION 1u
 
+#define FG_MAX_CARDS     4096u
 #define FG_MAX_PROCESSES 2048u
 #define FG_MAX_SEATS     4096u
 #define FG_QUEUE_ENTRIES 1024u /* most that `queue_depth` may say */
@@ -64,11 +65,11 @@ struct fg_engine {
 	uint32_t running; /* seat + 1; 0: idle */
 	uint32_t last; /* seat + 1 that ran last: turns go round from there */
 	uint64_t segment_start; /* CLOCK_MONOTONIC ns */
-	uint64_t segment_end; /* when the running kernel ends or is put aside */
+	uint64_t segment_end; /* when the running kernel ends or is put aside; idle: since when */
+	uint64_t turn_end; /* the running seat gives way to others from here on */
 	uint64_t busy_ns; /* all time, finished segments */
 	uint64_t kernels; /* finished */
-	uint32_t waiting; /* seats with work, the running one included */
-	uint32_t reserved;
+	uint64_t waiting[FG_MAX_SEATS / 64]; /* seats with work, as bits */
 	uint64_t bucket[FG_CARD_BUCKETS];
 };
 
@@ -124,13 +125,14 @@ struct fg_process {
 	    host_pid; /* as the namespace of the state's creator sees it; 0 while nobody there has looked */
 	uint64_t start_ticks; /* field 22 of /proc/<pid>/stat */
 	uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
-	uint32_t has_files; /* it left files under <state dir>/shared/ that go with it */
-	uint32_t reserved;
-	char name[128]; /* path of the program, as nvmlSystemGetProcessName tells it */
-	/* Held from the first call to the end by one thread; the kernel marks the word when that thread ends.
-	 * Only a hint to ask about the record lock. */
+	/* Held from the first call to the end by one thread; the kernel marks its first word when that thread
+	 * ends. Only a hint to ask about the record lock. Shares its cache line with `stage`: looks read
+	 * both. */
 	pthread_mutex_t pulse;
-	uint8_t pad[64];
+	uint32_t uses_cuda; /* 0: only looks and configures, through NVML */
+	uint32_t has_files; /* it left files in <state dir>/shared/ that go with it */
+	char name[128]; /* path of the program, as nvmlSystemGetProcessName tells it */
+	uint8_t pad[48];
 };
 
 /* What one process holds on one card (or on one compute instance of it). */
@@ -148,7 +150,7 @@ struct fg_seat {
 	uint64_t peak_bytes;
 
 	/* Work: entries [done, head) of its queue wait; times in ns. See engine.h. */
-	uint64_t head, done;
+	uint64_t head, done; /* counts of kernels taken in, and finished */
 	uint64_t left_ns; /* of the kernel at `done`; 0: not begun */
 	uint64_t busy_ns; /* all time */
 	uint64_t bucket[FG_SEAT_BUCKETS];
@@ -187,6 +189,7 @@ struct fg_state {
 	uint64_t poke; /* offset 24: add 1 (and set bit 2 of `attention`) after writing the control file */
 	uint32_t attention; /* offset 32: FG_ATTENTION_*, what the short path of every call looks at */
 	uint32_t card_count;
+	uint64_t build; /* of the driver: layouts differ */
 	uint64_t card_offset, process_offset, seat_offset, queue_offset; /* from the start of the file */
 	uint64_t config_inode, config_size, config_time_ns; /* the file this was made from */
 	uint64_t config_hash;
@@ -202,8 +205,10 @@ struct fg_state {
 	uint64_t control_inode, control_size, control_time_ns;
 	uint64_t control_checked_ns; /* when the file was looked at last */
 	uint32_t control_index; /* control[] that holds */
-	uint32_t log_on;
+	uint32_t reserved;
 	uint64_t log_sequence;
+	uint64_t launch_ns; /* duration of a kernel that says nothing itself: the configuration's or the
+			       control file's */
 	uint64_t last_control_event; /* highest "id" of an event of the control file that was delivered */
 	struct fg_control control[2];
 
@@ -214,7 +219,7 @@ struct fg_state {
 
 /* ---- opening ------------------------------------------------------------------------------------------ */
 
-/* Set by fg_state_open; NULL before. */
+/* Set by fg_state_open, NULL before; never moves afterwards. */
 extern struct fg_state *fg_state;
 
 enum fg_open_result {
@@ -255,8 +260,9 @@ static inline struct fg_work *fg_queue_at(uint32_t seat)
 
 /* ---- processes (process.c) ---------------------------------------------------------------------------- */
 
-/* Makes this process known; its slot, or -1 when the table is full. After fork the child gets its own. */
-int fg_process_join(void);
+/* Makes this process known (again with `uses_cuda` 1: also as one that uses CUDA); its slot, or -1 when the
+ * table is full. Needed before any fg_lock_take. After fork the child gets its own. */
+int fg_process_join(int uses_cuda);
 /* This process's slot, or -1. */
 int fg_process_self(void);
 /* Removes the dead and what they held; exact at the time of the call, whatever namespace they lived in. */
