@@ -271,7 +271,7 @@ class ControlPlane:
             self._programs["kube-controller-manager"],
             f"--kubeconfig={kubeconfig}",
             "--leader-elect=false",
-            "--controllers=*,-nodeipam,-route,-service",
+            "--controllers=*,-nodeipam",
             "--use-service-account-credentials",
             f"--service-account-private-key-file={self._sa_key}",
             f"--root-ca-file={self.authority.file}",

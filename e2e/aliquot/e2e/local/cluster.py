@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final, Self
 
 from aliquot.api.errors import ClusterError
-from aliquot.e2e.api import Api, eventually
+from aliquot.e2e.api import Api
 from aliquot.e2e.cluster import Cluster
 from aliquot.e2e.control_plane import ControlPlane, Options
 from aliquot.e2e.images.recipes import Image
 from aliquot.e2e.local.node import Node, find_runtime
 from aliquot.e2e.local.run import Run, start_run
 from aliquot.e2e.local.space import Space, make_space, require_root
+from aliquot.e2e.process import wait_until
 from aliquot.e2e.toolchain import DEFAULT_MINOR, locate
 
 READY_TIMEOUT_S: Final = 120.0
@@ -138,21 +139,22 @@ class LocalCluster(Cluster):
             if process.wait(READY_TIMEOUT_S) != 0:
                 raise ClusterError(f"the images could not be loaded on {node.name}; see {self.run.directory}/log")
         self.wait_nodes_ready()
-        eventually(
-            lambda: self.api.find("v1", "ServiceAccount", "default", "default"), 60, "the default service account"
+        wait_until(
+            lambda: self.api.find("v1", "ServiceAccount", "default", "default") is not None,
+            READY_TIMEOUT_S,
+            "the default service account",
+            *self.plane.servers,
         )
 
     def wait_nodes_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Until every node says Ready."""
 
         def ready() -> bool:
-            for node in self._nodes.values():
-                if not node.kubelet.running:
-                    raise ClusterError(f"kubelet of {node.name} ended; its log ends:\n{node.kubelet.tail()}")
             states = {n["metadata"]["name"]: _is_ready(n) for n in self.api.list("v1", "Node")}
             return all(states.get(name) for name in self.options.nodes)
 
-        eventually(ready, timeout_s, f"nodes {', '.join(self.options.nodes)} Ready")
+        kubelets = [node.kubelet for node in self._nodes.values()]
+        wait_until(ready, timeout_s, f"nodes {', '.join(self.options.nodes)} Ready", *kubelets)
 
     def stop(self) -> None:
         for node in self._nodes.values():
