@@ -26,6 +26,15 @@ from aliquot.dra.layout import Mode
 from aliquot.dra.records import Asked, ClaimRecord, Held, State, Terms
 from aliquot.kube.objects import AllocationResult, ResourceClaim
 
+
+class HeldError(ConflictError):
+    """Somebody else holds what the claim was given; `holders` are the UIDs of their claims."""
+
+    def __init__(self, text: str, holders: Sequence[str]) -> None:
+        super().__init__(text)
+        self.holders = tuple(dict.fromkeys(holders))
+
+
 _NAMED_HOLDERS: Final = 3
 """Holders named in a refusal; more would drown the next step."""
 
@@ -51,6 +60,8 @@ class Action(enum.Enum):
     """An earlier try was cut off; do all of it again, each step being idempotent."""
     REDO = "redo"
     """An earlier try for another allocation was cut off; undo that first."""
+    ADOPT = "adopt"
+    """It was prepared, but its record was lost; what exists is taken over."""
     REPEAT = "repeat"
     """It is prepared; make sure that everything is still there and answer the same."""
 
@@ -81,13 +92,14 @@ def plan_prepare(
     `claim` is the API server's answer just now, `offered` what the node has, `pool` the node's own pool.
 
     Raises `RequestError` for parameters that are wrong, `ClusterError` for a claim that is not (any more) what
-    kubelet meant, `HardwareError` for a device that is not there, `ConflictError` for one that somebody else holds.
+    kubelet meant, `HardwareError` for a device that is not there, `HeldError` for one that somebody else holds,
+    `ConflictError` for a claim that is prepared here under another allocation.
     """
     asked = asked_of(ref, claim, pool=pool)
     known = book.records.get(ref.uid)
     if known is not None and tuple(held.asked for held in known.results) == asked:
         return Plan(action=Action.REPEAT if known.completed else Action.CONTINUE, record=known)
-    if known is not None and known.completed:
+    if known is not None and known.completed and not known.pieced_together:
         raise ConflictError(
             f"{ref} is prepared on this node as {_devices_of(known)}, but its allocation now says "
             f"{', '.join(_asked_text(a) for a in asked) or 'nothing of this driver'}; kubelet has to unprepare it "
@@ -122,7 +134,8 @@ def plan_prepare(
         results=tuple(results),
         boot_id=boot_id,
     )
-    return Plan(action=Action.NEW if known is None else Action.REDO, record=record)
+    action = Action.NEW if known is None else Action.ADOPT if known.pieced_together else Action.REDO
+    return Plan(action=action, record=record)
 
 
 def asked_of(ref: ClaimRef, claim: ResourceClaim, *, pool: str) -> tuple[Asked, ...]:
@@ -259,14 +272,15 @@ class _Holder:
 def _refuse_unreadable(ref: ClaimRef, one: Asked, device: Device, book: Book) -> None:
     for uid, cards in book.unreadable.items():
         if uid != ref.uid and (not cards or device.card_uuid in cards):
-            raise ConflictError(
+            raise HeldError(
                 f"{ref}: device {one.device} may be held by the claim with UID {uid}, whose stored record cannot be "
-                "read; it is free when that claim's last pod is gone from this node; kubelet retries"
+                "read; it is free when that claim's last pod is gone from this node; kubelet retries",
+                [uid],
             )
 
 
 def _refuse_overlap(ref: ClaimRef, one: Asked, device: Device, holders: Sequence[_Holder]) -> None:
-    """Raise `ConflictError` unless what is asked for fits beside what is held."""
+    """Raise `HeldError` unless what is asked for fits beside what is held."""
     same_result = [
         h
         for h in holders
@@ -308,12 +322,13 @@ def _refuse_overbooking(ref: ClaimRef, one: Asked, device: Device, there: Sequen
         raise _conflict(ref, one, f"all of its {layout.max_shares} places are taken by", there)
 
 
-def _conflict(ref: ClaimRef, one: Asked, what: str, others: Sequence[_Holder]) -> ConflictError:
+def _conflict(ref: ClaimRef, one: Asked, what: str, others: Sequence[_Holder]) -> HeldError:
     shown = ", ".join(str(h) for h in others[:_NAMED_HOLDERS])
     more = f" and {len(others) - _NAMED_HOLDERS} more" if len(others) > _NAMED_HOLDERS else ""
-    return ConflictError(
+    return HeldError(
         f"{ref}: device {one.device} cannot be prepared: {what} {shown}{more}; it is free when the last pod of "
-        "that claim is gone from this node; kubelet retries"
+        "that claim is gone from this node; kubelet retries",
+        [other.uid for other in others if other.record is not None],
     )
 
 

@@ -67,8 +67,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The physical card."""
     grant: Grant
     """What it is in the container; its name is the CDI device's."""
-    layout: Layout
-    """How the card was cut when the claim was prepared; it stays so while the claim lives."""
+    layout: Layout | None = None
+    """How the card was cut when the claim was prepared; it stays so while the claim lives. None: not known."""
     minor: int | None = None
     gpu_instance: int | None = None
     compute_instance: int | None = None
@@ -106,6 +106,11 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """Whether kubelet may have been told."""
         return self.state is State.COMPLETED
 
+    @property
+    def pieced_together(self) -> bool:
+        """Whether it was made from what lay on the node, so that it lacks what only the API server knows."""
+        return not self.name
+
     def described(self, uid: str) -> str:
         """The claim as messages name it."""
         return f"claim {self.namespace}/{self.name} (UID {uid})" if self.name else f"the claim with UID {uid}"
@@ -114,7 +119,10 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 def held_layouts(records: Mapping[str, ClaimRecord]) -> dict[str, Layout]:
     """Card UUID → the layout its prepared claims rely on. Admin access relies on none."""
     return {
-        held.card_uuid: held.layout for record in records.values() for held in record.results if not held.asked.admin
+        held.card_uuid: held.layout
+        for record in records.values()
+        for held in record.results
+        if held.layout is not None and not held.asked.admin
     }
 
 

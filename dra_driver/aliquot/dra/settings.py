@@ -48,14 +48,15 @@ class Settings:
     state_dir: Path
     run_dir: Path
     driver_root: Path
-    """Root of the GPU driver's files as this process sees it."""
-    driver_root_host: str
-    """The same root as the host (and so the container runtime) sees it."""
+    """Root of the GPU driver's files as the host (and so the container runtime) sees it."""
+    host_prefix: str
+    """Where this process sees the host's `/`; empty where it sees the host's paths as they are."""
     nvml_library: str
     """Path or soname; empty = libnvidia-ml.so.1 below the driver root, else the loader's."""
     hook_dir: Path | None
     """Where libvgpu-strict.so lies; None = the one that came with the package."""
     extra_edits: Path | None
+    """CDI containerEdits of the operator's, decoded by who merges them."""
     config: NodeConfig
     config_file: Path | None
     http_address: str
@@ -107,14 +108,8 @@ _OPTIONS: Final = (
     _Option(
         "--run-dir", "ALIQUOT_RUN_DIR", names.DEFAULT_RUN_DIR, "DIR", "grants and usage (tmpfs); same path on host"
     ),
-    _Option("--driver-root", "ALIQUOT_DRIVER_ROOT", "/", "DIR", "root of the GPU driver's files as seen here"),
-    _Option(
-        "--driver-root-host",
-        "ALIQUOT_DRIVER_ROOT_HOST",
-        "",
-        "DIR",
-        "the same root as the host sees it, if that differs",
-    ),
+    _Option("--driver-root", "ALIQUOT_DRIVER_ROOT", "/", "DIR", "root of the GPU driver's files, as the host sees it"),
+    _Option("--host-prefix", "ALIQUOT_HOST_PREFIX", "", "DIR", "where this process sees the host's /, if elsewhere"),
     _Option("--nvml-library", "ALIQUOT_NVML_LIBRARY", "", "FILE", "libnvidia-ml.so.1 to load; else searched"),
     _Option("--hook-dir", "ALIQUOT_HOOK_DIR", "", "DIR", "where libvgpu-strict.so lies; else the packaged one"),
     _Option("--config", "ALIQUOT_CONFIG", "", "FILE", "how the cards are offered, see below"),
@@ -122,7 +117,7 @@ _OPTIONS: Final = (
     _Option("--http-address", "ALIQUOT_HTTP_ADDRESS", "0.0.0.0", "IP", "where /metrics, /healthz and /readyz listen"),  # noqa: S104
     _Option("--http-port", "ALIQUOT_HTTP_PORT", str(DEFAULT_PORT), "PORT", "their port; 0 = none"),
     _Option("--pod-uid", "POD_UID", "", "UID", "names this instance's sockets, so that two may overlap in an update"),
-    _Option("--log-format", "ALIQUOT_LOG_FORMAT", "json", "", "format of the log", ("json", "text")),
+    _Option("--log-format", "ALIQUOT_LOG_FORMAT", "json", "", "format of the log", ("json", "console")),
     _Option(
         "--log-level", "ALIQUOT_LOG_LEVEL", "info", "", "least level logged", ("debug", "info", "warning", "error")
     ),
@@ -167,7 +162,7 @@ def parser() -> argparse.ArgumentParser:
             not there yet (GPU driver, card, kubelet, API server) is waited for, and /readyz says so.
             Every flag may be given as the environment variable named in brackets; the flag wins.
 
-            by hand:  aliquot-dra-driver --node-name $(hostname) --kubeconfig ~/.kube/config --log-format text
+            by hand:  aliquot-dra-driver --node-name $(hostname) --kubeconfig ~/.kube/config --log-format console
             first:    the same with --check"""
         ),
         epilog=f"{_CONFIG_HELP}\nexit status:\n{codes}\n",
@@ -219,9 +214,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         state_dir=_absolute(values["state_dir"], "--state-dir"),
         run_dir=_absolute(values["run_dir"], "--run-dir"),
         driver_root=_absolute(values["driver_root"], "--driver-root"),
-        driver_root_host=str(
-            _absolute(values["driver_root_host"] or values["driver_root"], "--driver-root-host"),
-        ),
+        host_prefix=str(_absolute(values["host_prefix"], "--host-prefix")).rstrip("/") if values["host_prefix"] else "",
         nvml_library=values["nvml_library"],
         hook_dir=_absolute(values["hook_dir"], "--hook-dir") if values["hook_dir"] else None,
         extra_edits=_file(values["extra_edits"], "--extra-edits") if values["extra_edits"] else None,

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What preparing a claim changes on the node, and how that is undone: regions, sidecar, CDI spec.
+
+Never decides anything: what to make stands in the record. Every step can be done again at any time and then changes
+nothing, or makes again what a reboot, an operator or a kill took away. Undoing goes in the opposite order, and
+undoing what was never made succeeds. Invariant: a CDI spec exists only while the grant files and usage folders that
+it mounts exist, so no container starts without its limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from aliquot.api.errors import HardwareError, InternalError, foreign
+from aliquot.api.grant import Grant
+from aliquot.cdi.driver_files import CardAddress, DriverFiles, Roots, discover
+from aliquot.cdi.edits import Limiter, merge, spec_for
+from aliquot.cdi.model import EMPTY_EDITS, ContainerEdits, Spec
+from aliquot.cdi.store import SpecStore
+from aliquot.dra.records import ClaimRecord, Held
+from aliquot.dra.settings import is_uid
+from aliquot.node.hook_files import InstalledHook
+from aliquot.node.regions import Regions
+
+Steps = Callable[[str], None]
+
+MAKE_STEPS: Final = ("driver files", "sidecar", "regions", "spec", "verify")
+UNMAKE_STEPS: Final = ("remove spec", "remove regions", "remove sidecar")
+"""Names passed to `steps`, each before what it names; tests end the process there."""
+
+
+class DriverSource:
+    """Where the driver's files and the installed hook are; looked at anew for each claim (dra.md 9, row 16)."""
+
+    def __init__(
+        self, roots: Roots, hook: InstalledHook, run_dir: Path, extra_edits: ContainerEdits = EMPTY_EDITS
+    ) -> None:
+        self.roots = roots
+        self._hook = hook
+        self._run_dir = run_dir
+        self._extra_edits = extra_edits
+
+    def files(self, cards: Iterable[CardAddress]) -> DriverFiles:
+        """What containers with these cards need, as it is now. Raises `HardwareError` naming what is missing."""
+        return discover(
+            self.roots,
+            cards,
+            hook_library=str(self._hook.library),
+            preload_file=str(self._hook.preload),
+            run_dir=str(self._run_dir),
+            extra_edits=self._extra_edits,
+        )
+
+
+class Sidecars:
+    """A copy of each claim's record in the run directory, for the day the checkpoint is damaged (cases.md B089).
+
+    Not durable on purpose: it lives as long as the containers it speaks of, and costs no write to a disk.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "claims"
+
+    def put(self, uid: str, record: ClaimRecord) -> None:
+        """Write the copy, whole or not at all. Raises `HardwareError`."""
+        path = self._folder / f"{uid}.json"
+        temporary = path.with_suffix(".tmp")
+        try:
+            try:
+                temporary.write_bytes(msgspec.json.encode(record))
+            except FileNotFoundError:
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                temporary.write_bytes(msgspec.json.encode(record))
+            temporary.rename(path)
+        except OSError as err:
+            raise HardwareError(
+                f"{path} cannot be written: {foreign(err.strerror)}; look at the run directory"
+            ) from err
+
+    def remove(self, uid: str) -> None:
+        """Forget a claim; nothing happens when it is not known."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            (self._folder / f"{uid}.json").unlink()
+
+    def uids(self) -> frozenset[str]:
+        """Claims that have a copy."""
+        try:
+            return frozenset(path.stem for path in self._folder.glob("*.json") if is_uid(path.stem))
+        except OSError:
+            return frozenset()
+
+    def get(self, uid: str) -> ClaimRecord | None:
+        """The copy, None where there is none or it cannot be read."""
+        try:
+            return msgspec.json.decode((self._folder / f"{uid}.json").read_bytes(), type=ClaimRecord)
+        except (OSError, msgspec.MsgspecError, ValueError):
+            return None
+
+
+class Effects:
+    """The hands of the door. Safe for many threads as long as no two work on one claim."""
+
+    def __init__(
+        self,
+        *,
+        driver: DriverSource,
+        regions: Regions,
+        store: SpecStore,
+        sidecars: Sidecars,
+        steps: Steps = lambda _step: None,
+    ) -> None:
+        self.regions = regions
+        self.store = store
+        self.sidecars = sidecars
+        self._driver = driver
+        self._steps = steps
+
+    def make(self, uid: str, record: ClaimRecord) -> None:
+        """Make everything of a claim, or what is missing of it.
+
+        Raises `HardwareError` for missing driver files or nodes, `SettingsError` for edits or a directory of the
+        operator's, `ConflictError` for a CDI file of somebody else's, `InternalError` for damage of our own files.
+        """
+        self._steps("driver files")
+        files = self._driver.files(_addresses(record.results))
+        spec = _spec(record, files)
+        self._steps("sidecar")
+        self.sidecars.put(uid, record)
+        self._steps("regions")
+        for held in record.results:
+            self.regions.create(held.grant)
+        self._steps("spec")
+        self.store.write(spec, uid)
+        self._steps("verify")
+        self._verify(record)
+
+    def unmake(self, uid: str) -> None:
+        """Remove everything of a claim, whoever made it and however far that came."""
+        self._steps("remove spec")
+        self.store.remove(uid)
+        self._steps("remove regions")
+        for name in self.grants_of(uid):
+            self.regions.remove(name)
+        self._steps("remove sidecar")
+        self.sidecars.remove(uid)
+
+    def drop_strays(self, uid: str, record: ClaimRecord) -> None:
+        """Remove regions that an earlier try for another allocation left."""
+        for name in self.grants_of(uid) - {held.grant.name for held in record.results}:
+            self.regions.remove(name)
+
+    def grants_of(self, uid: str) -> frozenset[str]:
+        """Names of the claim's regions, half made ones included."""
+        return frozenset(name for name in self.regions.names() if name.startswith(f"c-{uid}-"))
+
+    def _verify(self, record: ClaimRecord) -> None:
+        """What the spec mounts is there: a runtime would fail much later, and say much less."""
+        for held in record.results:
+            name = held.grant.name
+            for path in (self.regions.grant_file(name), self.regions.usage_file(name)):
+                if not path.is_file():
+                    raise InternalError(f"{path} vanished while it was made; look at who cleans {self.regions.run_dir}")
+
+
+def _addresses(results: Iterable[Held]) -> list[CardAddress]:
+    out: list[CardAddress] = []
+    for held in results:
+        if held.minor is None:
+            raise HardwareError(
+                f"card {held.card_uuid} has no minor number, so its device node is not known; check it with nvidia-smi"
+            )
+        out.append(
+            CardAddress(
+                uuid=held.grant.card_uuid,
+                minor=held.minor,
+                gpu_instance=held.gpu_instance,
+                compute_instance=held.compute_instance,
+            )
+        )
+    return out
+
+
+def _spec(record: ClaimRecord, files: DriverFiles) -> Spec:
+    grants: list[tuple[Grant, Limiter]] = [
+        (held.grant, "hook" if held.asked.terms.hook else "none") for held in record.results
+    ]
+    spec = spec_for(grants, files)
+    if not any(held.asked.terms.env for held in record.results):
+        return spec
+    devices = tuple(
+        msgspec.structs.replace(
+            device,
+            container_edits=merge(
+                device.container_edits,
+                ContainerEdits(env=tuple(f"{name}={value}" for name, value in sorted(held.asked.terms.env.items()))),
+            ),
+        )
+        for device, held in zip(spec.devices, record.results, strict=True)
+    )
+    return msgspec.structs.replace(spec, devices=devices)

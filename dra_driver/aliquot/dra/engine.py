@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NodePrepareResources and NodeUnprepareResources for one claim: the order of steps, and nothing else.
+
+Prepare: fetch the claim (nothing held meanwhile) → its turn → plan, together with the reservation in the checkpoint,
+the one short moment in which claims wait for each other → `started` durable → make → `completed` durable → answer.
+Unprepare undoes in the opposite order and asks nobody. Both are continued or undone by the next call, wherever a kill
+cut them. Invariants: nothing is made before the checkpoint says so, and nothing is forgotten before it is unmade;
+what is answered is what the checkpoint says; a card is planned by one call at a time, across instances too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from aliquot.api.errors import AliquotError, ClusterError
+from aliquot.api.log import get_logger
+from aliquot.dra.devices import Offer
+from aliquot.dra.effects import Effects, Steps
+from aliquot.dra.prepare import Action, Book, ClaimRef, HeldError, Plan, plan_prepare
+from aliquot.dra.records import ClaimRecord, Held, State, cards_in
+from aliquot.dra.turns import Turn, Turns
+from aliquot.kube import paths
+from aliquot.kube.backoff import Backoff
+from aliquot.kube.client import Kube
+from aliquot.kube.errors import NotFound, ServerError, TooManyRequests, Unreachable
+from aliquot.kube.objects import ResourceClaim
+from aliquot.node.checkpoint import Checkpoint, Ticket
+
+log = get_logger(__name__)
+
+FETCH_S: Final = 20.0
+"""Longest time that one call goes on asking an API server in trouble; kubelet comes back anyway."""
+WAIT_S: Final = 40.0
+"""Longest time that a call waits for an earlier one, where kubelet set no limit itself (it sets 45 s)."""
+_ROUNDS: Final = 5
+"""How often a claim that keeps being undone while it is fetched is fetched again."""
+
+PREPARE_STEPS: Final = ("fetch", "plan", "write started", "make", "write completed", "answer")
+UNPREPARE_STEPS: Final = ("unmake", "forget", "forgotten")
+
+
+class Caller(Protocol):
+    """Whoever waits for the answer."""
+
+    def remaining_s(self) -> float:
+        """Seconds until they stop waiting."""
+
+    def waits(self) -> bool:
+        """Whether they still do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One device in the answer to kubelet."""
+
+    request: str
+    """Main request name."""
+    pool: str
+    device: str
+    cdi_device: str
+    """Name within our CDI kind."""
+    share_id: str
+
+
+Observe = Callable[[str, float], None]
+
+
+class Engine:
+    """The two calls. `offered` gives the node's devices as they are now, `released` is told when cards got free."""
+
+    def __init__(
+        self,
+        *,
+        kube: Kube,
+        checkpoint: Checkpoint[ClaimRecord],
+        effects: Effects,
+        offered: Callable[[], Offer],
+        pool: str,
+        boot_id: str,
+        stop: threading.Event,
+        reconsider: Callable[[str], bool] = lambda _uid: False,
+        released: Callable[[], None] = lambda: None,
+        observe: Observe = lambda _part, _seconds: None,
+        steps: Steps = lambda _step: None,
+    ) -> None:
+        """`reconsider` is asked to give up a claim that stands in the way, if it is dead; true when it did.
+
+        `observe` gets the seconds spent on each part of a Prepare: `get`, `wait`, `plan`, `disk`.
+        """
+        self.checkpoint = checkpoint
+        self.effects = effects
+        self.turns = Turns()
+        self.reconsider = reconsider
+        self._kube = kube
+        self._offered = offered
+        self._pool = pool
+        self._boot_id = boot_id
+        self._stop = stop
+        self._released = released
+        self._observe = observe
+        self._steps = steps
+        self._planning = threading.Lock()
+
+    # ---- the two calls
+
+    def prepare(self, ref: ClaimRef, caller: Caller) -> tuple[Prepared, ...]:
+        """Prepare a claim and say what its containers are to be given, in allocation order.
+
+        Raises an `AliquotError` whose text is for the pod's event.
+        """
+        with self.turns.enter(ref.uid) as turn:
+            for _ in range(_ROUNDS):
+                undone = turn.undone
+                claim = self._fetch(ref, caller)
+                with self._in_turn(turn, ref.uid, caller):
+                    if turn.undone != undone:
+                        continue  # what was fetched may be older than the undoing
+                    record = self._prepare(ref, claim, caller)
+                self._steps("answer")
+                return tuple(_prepared(held) for held in record.results)
+        raise ClusterError(f"{ref} was unprepared again and again while it was being prepared; kubelet retries")
+
+    def unprepare(self, uid: str, *, timeout_s: float = WAIT_S) -> None:
+        """Undo a claim; succeeds for one that was never seen. Asks neither API server nor driver.
+
+        Raises an `AliquotError` when the disk refuses, or an earlier call does not end.
+        """
+        with self.turns.enter(uid) as turn, turn.hold(uid, timeout_s):
+            self.undo(uid, turn)
+
+    def undo(self, uid: str, turn: Turn) -> None:
+        """Undo a claim whose turn the caller holds."""
+        with self.checkpoint.session():
+            self._steps("unmake")
+            self.effects.unmake(uid)
+            self._steps("forget")
+            self.checkpoint.delete(uid)
+            self._steps("forgotten")
+        turn.undone += 1
+        self._released()
+
+    # ---- Prepare, step by step
+
+    def _fetch(self, ref: ClaimRef, caller: Caller) -> ResourceClaim:
+        """The claim as the API server has it now; asked again while the server is in trouble and time is left."""
+        self._steps("fetch")
+        started = time.monotonic()
+        backoff = Backoff(0.1, 2.0)
+        try:
+            while True:
+                left = min(caller.remaining_s() - 1.0, FETCH_S - (time.monotonic() - started))
+                try:
+                    return self.claim(ref, timeout_s=max(left, 1.0))
+                except (Unreachable, ServerError, TooManyRequests) as err:
+                    pause = max(backoff.next_s(), err.retry_after_s)
+                    if pause >= left or not caller.waits() or self._stop.wait(pause):
+                        raise
+        finally:
+            self._observe("get", time.monotonic() - started)
+
+    def claim(self, ref: ClaimRef, *, timeout_s: float = 10.0) -> ResourceClaim:
+        """The claim of that name, whatever its UID. Raises `ClusterError`."""
+        try:
+            return self._kube.get(
+                paths.claim(ref.namespace, ref.name), ResourceClaim, timeout=(min(timeout_s, 2.0), timeout_s)
+            )
+        except NotFound as err:
+            raise ClaimGoneError(f"{ref} does not exist (any more); the pod that wanted it has to be deleted") from err
+
+    @contextlib.contextmanager
+    def _in_turn(self, turn: Turn, uid: str, caller: Caller) -> Iterator[None]:
+        started = time.monotonic()
+        with turn.hold(uid, min(caller.remaining_s(), WAIT_S)), self.checkpoint.session():
+            self._observe("wait", time.monotonic() - started)
+            yield
+
+    def _prepare(self, ref: ClaimRef, claim: ResourceClaim, caller: Caller) -> ClaimRecord:
+        """With the claim's turn held: plan, make, remember."""
+        if not caller.waits():
+            raise ClusterError(f"{ref}: kubelet stopped waiting before anything was made; it retries")
+        self._steps("plan")
+        started = time.monotonic()
+        plan, reservation = self._plan(ref, claim)
+        self._observe("plan", time.monotonic() - started)
+        record = plan.record
+        if not record.results:
+            return record
+        started = time.monotonic()
+        if reservation is not None:
+            self._steps("write started")
+            reservation.wait()
+        self._steps("make")
+        self.effects.make(ref.uid, record)
+        if reservation is not None:
+            self.effects.drop_strays(ref.uid, record)
+        completed = msgspec.structs.replace(record, state=State.COMPLETED, boot_id=self._boot_id)
+        if completed != record:
+            self._steps("write completed")
+            self.checkpoint.put(ref.uid, completed)
+        self._observe("disk", time.monotonic() - started)
+        log.info(
+            "claim prepared",
+            claim_uid=ref.uid,
+            claim=f"{ref.namespace}/{ref.name}",
+            action=plan.action.value,
+            devices=[held.asked.device for held in record.results],
+        )
+        return completed
+
+    def _plan(self, ref: ClaimRef, claim: ResourceClaim) -> tuple[Plan, Ticket | None]:
+        """Plan and reserve; where a dead claim stands in the way it is given up first, once."""
+        try:
+            return self._plan_once(ref, claim)
+        except HeldError as err:
+            freed = [uid for uid in err.holders if self.reconsider(uid)]
+            if not freed:
+                raise
+        return self._plan_once(ref, claim)
+
+    def _plan_once(self, ref: ClaimRef, claim: ResourceClaim) -> tuple[Plan, Ticket | None]:
+        with self._planning:
+            plan = plan_prepare(ref, claim, self.book(), self._offered(), pool=self._pool, boot_id=self._boot_id)
+            if plan.action is Action.REPEAT or not plan.record.results:
+                return plan, None
+            # Staged, every later plan sees it; made durable outside of this lock, together with others.
+            return plan, self.checkpoint.stage(ref.uid, plan.record)
+
+    def book(self) -> Book:
+        """Who holds what, reservations of calls under way included."""
+        return Book(
+            records=self.checkpoint.records(),
+            unreadable={uid: cards_in(damaged.raw) for uid, damaged in self.checkpoint.damaged().items()},
+        )
+
+
+class ClaimGoneError(ClusterError):
+    """There is no claim of that name."""
+
+
+def _prepared(held: Held) -> Prepared:
+    return Prepared(
+        request=held.asked.main_request,
+        pool=held.asked.pool,
+        device=held.asked.device,
+        cdi_device=held.grant.name,
+        share_id=held.asked.share_id,
+    )
+
+
+def text_for_event(err: BaseException) -> str:
+    """What kubelet is told: ours as it stands, anything else as a bug, without its innards."""
+    if isinstance(err, AliquotError):
+        return str(err)
+    return (
+        f"internal error of the driver ({type(err).__name__}); see its log on this node and report it; kubelet retries"
+    )
