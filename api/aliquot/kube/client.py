@@ -9,8 +9,10 @@ Invariant: writes send the JSON they were given; no model stands between, so no 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
+import os
 import socket
 import threading
 import time
@@ -254,6 +256,8 @@ class Kube:
                 page, metadata, bad = decoder.page(response.body)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise ServerError(f"cannot {target('GET', path)}: the answer is no list: {foreign(error)}") from error
+            if not metadata.resource_version:
+                raise ServerError(f"cannot {target('GET', path)}: the answer is no list: it has no resourceVersion")
             items += page
             problems += bad
             if not metadata.continue_ or not keep_on():
@@ -315,8 +319,13 @@ class Stream:
         self._response = response
         self._about = about
         self._aborted = False
-        connection = getattr(response, "connection", None)
-        self._socket: socket.socket | None = getattr(connection, "sock", None)
+        # A second descriptor of the same connection: it can be shut down while the first is being read, and its
+        # number is ours until we close it.
+        self._tap: socket.socket | None = None
+        try:
+            self._tap = socket.socket(fileno=os.dup(response.fileno()))
+        except (OSError, ValueError, AttributeError):
+            return  # an answer without a body: read already
 
     def __enter__(self) -> Self:
         return self
@@ -327,34 +336,36 @@ class Stream:
     def close(self) -> None:
         """Ends it, for the thread that reads. The connection is dropped, not reused: more may be under way on it."""
         self._response.close()
+        if self._tap is not None:
+            self._tap.close()
 
     def abort(self) -> None:
-        """Ends it from another thread: a `lines` that waits returns at once."""
+        """Ends it from another thread: a `lines` that waits returns at once. Harmless when it is over."""
         self._aborted = True
-        if self._socket is not None:
-            try:
-                # The base class's shutdown: that of SSLSocket takes the TLS state from under the reader first.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-            except (OSError, ValueError):
-                return  # already closed
-        else:
-            # A server that announced "Connection: close": only the response knows the socket.
-            self._response.shutdown()
+        if self._tap is not None:
+            with contextlib.suppress(OSError):
+                self._tap.shutdown(socket.SHUT_RDWR)
 
     def lines(self) -> Iterator[bytes]:
         """Lines without their end, empty ones left out, until the server ends the answer or `abort` is called.
 
         Raises `Unreachable` when the connection breaks or stays silent, `ServerError` for a line without end.
         """
-        pending = b""
+        pending: list[bytes] = []
+        size = 0
         try:
             for chunk in self._chunks():
-                *complete, pending = (pending + chunk).split(b"\n")
-                if len(pending) > LINE_LIMIT:
+                first, *rest = chunk.split(b"\n")
+                pending.append(first)
+                size += len(first)
+                if size > LINE_LIMIT:
                     raise ServerError(f"cannot {self._about}: a line of more than {LINE_LIMIT} bytes is no event")
-                for line in complete:
-                    if line and not self._aborted:
-                        yield line
+                if rest:
+                    complete = [b"".join(pending), *rest[:-1]]
+                    pending, size = [rest[-1]], len(rest[-1])
+                    for line in complete:
+                        if line and not self._aborted:
+                            yield line
         except ApiError:
             raise
         except (HTTPError, http.client.HTTPException, OSError, ValueError, AttributeError) as error:
@@ -364,8 +375,9 @@ class Stream:
             raise Unreachable(
                 f"cannot {self._about}: the connection broke: {foreign(error)}", reason=type(error).__name__
             ) from error
-        if pending and not self._aborted:
-            yield pending
+        last = b"".join(pending)
+        if last and not self._aborted:
+            yield last
 
     def _chunks(self) -> Iterator[bytes]:
         response = self._response

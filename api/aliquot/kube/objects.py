@@ -232,12 +232,13 @@ class ListMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 class ListOf(msgspec.Struct, Generic[T]):
     """One page of a list."""
 
-    items: list[T] = []
+    items: list[T] | None = None
+    """None: a Go server writes an empty list so now and then."""
     metadata: ListMeta = ListMeta()
 
 
 class _RawList(msgspec.Struct):
-    items: list[msgspec.Raw] = []
+    items: list[msgspec.Raw] | None = None
     metadata: ListMeta = ListMeta()
 
 
@@ -275,10 +276,10 @@ class Decoder(Generic[T]):
             except msgspec.ValidationError:
                 pass  # one of the items, most likely: find out which
             else:
-                return page.items, page.metadata, []
+                return page.items or [], page.metadata, []
         raw = _RAW_LIST.decode(data)
         items, problems = [], []
-        for text in raw.items:
+        for text in raw.items or []:
             try:
                 items.append(self.one(text))
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
