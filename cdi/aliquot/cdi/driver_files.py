@@ -153,7 +153,7 @@ def discover(
     found = _find_libraries(tree, root, roots.library_dirs)
     proc = roots.proc_root or (f"{root}/proc" if tree.find("/proc/driver/nvidia", root) and root != "/" else "/proc")
     _check_module(tree, proc, found)
-    nodes = _Nodes(tree, roots.dev_root or (root if tree.find("/dev/nvidiactl", root) else "/"), proc)
+    nodes = _Nodes(tree, roots.dev_root or (root if tree.has("/dev/nvidiactl", root) else "/"), proc)
     return DriverFiles(
         version=found.version,
         libraries=tuple(_libraries(tree, found)),

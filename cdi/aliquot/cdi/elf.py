@@ -22,6 +22,7 @@ _SEGMENT: Final = struct.Struct("<IIQQQQQQ")
 _DYNAMIC: Final = struct.Struct("<qQ")
 _LIMIT: Final = 1 << 20
 """Bytes of a table that we are willing to read; real ones are far smaller."""
+_NAME_LIMIT: Final = 256
 
 
 class Library(NamedTuple):
@@ -39,30 +40,32 @@ def read_library(path: Path) -> Library | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(path: Path, _device: int, _inode: int, _modified_ns: int, _size: int) -> Library | None:
+def _read(path: Path, _device: int, _inode: int, _modified_ns: int, size: int) -> Library | None:
     with path.open("rb") as file:
         try:
-            return _parse(file)
-        except (struct.error, UnicodeDecodeError, OverflowError):
+            return _parse(file, size)
+        except (struct.error, UnicodeDecodeError):
             return None
 
 
-def _parse(file: BinaryIO) -> Library | None:
+def _parse(file: BinaryIO, file_size: int) -> Library | None:
     ident, _, machine, _, _, offset, _, _, _, entry_size, count, *_ = _HEADER.unpack(file.read(_HEADER.size))
     if ident[:4] != b"\x7fELF" or ident[4] != 2 or ident[5] != 1 or entry_size != _SEGMENT.size:
         return None
-    segments = list(_SEGMENT.iter_unpack(_at(file, offset, entry_size * count)))
+    segments = list(_SEGMENT.iter_unpack(_at(file, file_size, offset, entry_size * count)))
     loads = [(address, start, size) for kind, _, start, address, _, size, _, _ in segments if kind == _PT_LOAD]
     for kind, _, start, _, _, size, _, _ in segments:
         if kind != _PT_DYNAMIC:
             continue
         entries: dict[int, int] = {}
-        for tag, value in _DYNAMIC.iter_unpack(_at(file, start, size - size % _DYNAMIC.size)):
+        for tag, value in _DYNAMIC.iter_unpack(_at(file, file_size, start, size - size % _DYNAMIC.size)):
             if tag == _DT_NULL:
                 break
             entries.setdefault(tag, value)
         if _DT_SONAME in entries and _DT_STRTAB in entries:
-            return Library(machine, _text(file, _place(entries[_DT_STRTAB], loads) + entries[_DT_SONAME]))
+            place = _place(entries[_DT_STRTAB], loads) + entries[_DT_SONAME]
+            name = _at(file, file_size, place, min(_NAME_LIMIT, max(file_size - place, 0)))
+            return Library(machine, name.partition(b"\0")[0].decode("ascii"))
     return Library(machine, "")
 
 
@@ -74,16 +77,11 @@ def _place(address: int, loads: list[tuple[int, int, int]]) -> int:
     raise struct.error("address outside of every segment")
 
 
-def _text(file: BinaryIO, offset: int) -> str:
-    file.seek(offset)
-    return file.read(256).partition(b"\0")[0].decode("ascii")
-
-
-def _at(file: BinaryIO, offset: int, size: int) -> bytes:
-    if size > _LIMIT:
-        raise struct.error("table too large")
+def _at(file: BinaryIO, file_size: int, offset: int, size: int) -> bytes:
+    if size > _LIMIT or offset + size > file_size:
+        raise struct.error("table outside of the file")
     file.seek(offset)
     data = file.read(size)
     if len(data) != size:
-        raise struct.error("file too short")
+        raise struct.error("file cut while it was read")
     return data

@@ -67,6 +67,12 @@ class HostTree:
         except (FileNotFoundError, NotADirectoryError):
             return ""
 
+    def has(self, path: str, root: str = "/") -> bool:
+        """Whether there is an entry at `root`/`path`, be it a link that leads nowhere."""
+        folder, _, name = path.rpartition("/")
+        parent = self.find(folder, root)
+        return bool(parent) and os.path.lexists(self.local(f"{parent.rstrip('/')}/{name}"))
+
     def entries(self, directory: str) -> Iterator[os.DirEntry[str]]:
         """What stands in a resolved directory; nothing when it is none."""
         try:
