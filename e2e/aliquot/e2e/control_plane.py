@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from aliquot.api.errors import ClusterError
 from aliquot.e2e.api import Api
+from aliquot.e2e.faults import PROXY_USER
 from aliquot.e2e.pki import Authority
 from aliquot.e2e.place import Here, Place
 from aliquot.e2e.process import Server, free_ports, wait_until
@@ -105,6 +106,11 @@ class ControlPlane:
         if kubeconfig not in self._clients:
             self._clients[kubeconfig] = Api.from_kubeconfig(kubeconfig, place=self.place)
         return self._clients[kubeconfig]
+
+    @property
+    def service_hosts(self) -> tuple[str, ...]:
+        """What pods call the API server."""
+        return "kubernetes.default.svc", SERVICE_ADDRESS
 
     @property
     def ca_file(self) -> Path:
@@ -207,7 +213,7 @@ class ControlPlane:
 
     def _api_server(self, etcd: int) -> Server:
         issue = self.authority.issue_files
-        hosts = ["127.0.0.1", "localhost", "kubernetes.default.svc", SERVICE_ADDRESS, *self.options.hosts]
+        hosts = ["127.0.0.1", "localhost", *self.service_hosts, *self.options.hosts]
         certificate, key = issue("apiserver", "kube-apiserver", hosts=hosts)
         to_kubelet, to_kubelet_key = issue("apiserver-kubelet-client", "kube-apiserver", ["system:masters"])
         argv: list[str | Path] = [
@@ -225,6 +231,12 @@ class ControlPlane:
             f"--kubelet-client-certificate={to_kubelet}",
             f"--kubelet-client-key={to_kubelet_key}",
             "--kubelet-preferred-address-types=Hostname",
+            # The fault proxy tells on whose behalf it asks.
+            f"--requestheader-client-ca-file={self.authority.file}",
+            f"--requestheader-allowed-names={PROXY_USER}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--service-account-key-file={self._sa_key}",
             f"--service-account-signing-key-file={self._sa_key}",
             "--service-account-issuer=https://kubernetes.default.svc",

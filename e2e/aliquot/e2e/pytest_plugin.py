@@ -22,6 +22,7 @@ import pytest
 if TYPE_CHECKING:
     from aliquot.e2e.api import Api
     from aliquot.e2e.control_plane import ControlPlane
+    from aliquot.e2e.faults import FaultProxy
 
 _numbers = itertools.count(1)
 _MINOR_VARIABLE = "ALIQUOT_MINOR"
@@ -90,3 +91,12 @@ def new_namespace(request: pytest.FixtureRequest) -> Callable[[ControlPlane], st
 def namespace(control_plane: ControlPlane, new_namespace: Callable[[ControlPlane], str]) -> str:
     """A namespace of this test's own in `control_plane`."""
     return new_namespace(control_plane)
+
+
+@pytest.fixture
+def fault_proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+    """A fault proxy of this test's own in front of `control_plane`."""
+    from aliquot.e2e.faults import FaultProxy  # noqa: PLC0415
+
+    with FaultProxy(control_plane) as proxy:
+        yield proxy
