@@ -47,7 +47,8 @@ class Endpoint:
             self._server = server((host, port), handler)
         except (OSError, OverflowError) as e:
             raise SettingsError(
-                f"cannot listen on {host or '*'}:{port} for metrics and health: {foreign(e)}; use another address or port"
+                f"cannot listen on {host or '*'}:{port} for metrics and health: {foreign(e)}; "
+                "use another address or port"
             ) from e
         self._thread: threading.Thread | None = None
 
@@ -85,7 +86,11 @@ class _Server(ThreadingHTTPServer):
         if not self._slots.acquire(timeout=_REQUEST_S):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started: then it releases nothing
+            self._slots.release()
+            raise
 
     def process_request_thread(self, request: socket.socket, client_address: tuple[str, int]) -> None:  # type: ignore[override]
         try:
@@ -93,7 +98,7 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._slots.release()
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         _log.info("request failed", client=str(client_address), exc_info=True)
 
 
@@ -104,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "aliquot"
     sys_version = ""
 
-    def do_GET(self) -> None:  # noqa: N802 - the name http.server calls
+    def do_GET(self) -> None:
         path = urlsplit(self.path).path.rstrip("/")
         if path == "/metrics":
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
@@ -118,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"here are /metrics, /healthz and /readyz\n", "text/plain")
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815
 
     def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
         self.send_response(status)
