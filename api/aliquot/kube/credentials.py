@@ -55,7 +55,6 @@ class Session:
     def __init__(self, source: Source) -> None:
         """Raises `SettingsError` when the credentials cannot be read as they are."""
         from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415 - see the module's text
-        from kubernetes.config import ConfigException  # noqa: PLC0415
 
         self.source = source
         try:
@@ -63,7 +62,7 @@ class Session:
             configuration.socket_options = _KEEPALIVE
             configuration.connection_pool_maxsize = POOL_SIZE
             pool = RESTClientObject(configuration).pool_manager
-        except (ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # YAML, base64, TLS and the package's own checks fail each in their own way
             raise SettingsError(
                 f"cannot use {source.described}: {foreign(error)}; check that it is readable and names a cluster"
             ) from error
@@ -142,8 +141,12 @@ def from_kubeconfig(paths: str) -> Source:
             raise ConfigException("it is empty")
         configuration = Configuration()
         KubeConfigLoader(config_dict=config, config_base_path=None).load_and_set(configuration)
-        # 36 does not read proxy-url and would connect past the proxy without a word.
         context = config["contexts"].get_with_name(config["current-context"])["context"]
+        user = config["users"].get_with_name(context.safe_get("user"), safe=True)
+        named = user.value.get("user") or {} if user is not None else {}
+        if "exec" in named and not configuration.api_key and not configuration.cert_file:
+            raise ConfigException(f"its exec plugin {named['exec'].get('command')} gave no credentials")
+        # 36 does not read proxy-url and would connect past the proxy without a word.
         proxy = config["clusters"].get_with_name(context["cluster"])["cluster"].safe_get("proxy-url")
         if proxy:
             configuration.proxy = proxy
