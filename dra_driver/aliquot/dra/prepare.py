@@ -288,7 +288,12 @@ def _refuse_overlap(ref: ClaimRef, one: Asked, device: Device, holders: Sequence
     ]
     if same_result:
         raise _conflict(ref, one, f"its share {one.share_id} belongs to", same_result)
-    there = [h for h in holders if h.held.card_uuid == device.card_uuid]
+    # A record that was put together from names may lack the card's UUID; its device names it as well.
+    there = [
+        h
+        for h in holders
+        if h.held.card_uuid in (device.card_uuid, device.grant_uuid) or h.held.asked.device == device.name
+    ]
     if not there:
         return
     if device.kind in (Kind.SLOT, Kind.MIG):

@@ -17,7 +17,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -147,7 +147,7 @@ def inode(path: Path) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def sparing(path: Path, ours: tuple[int, int] | None):  # type: ignore[no-untyped-def]
+def sparing(path: Path, ours: tuple[int, int] | None) -> Iterator[None]:
     """While inside, gRPC may unlink `path`: what is there but is not ours is put aside and back again."""
     there = inode(path)
     if there is None or there == ours:
