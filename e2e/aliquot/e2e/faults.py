@@ -132,7 +132,7 @@ class FaultProxy:
 
     @property
     def requests(self) -> list[dict[str, Any]]:
-        """Every request so far: `method`, `path`, `watch`, `status` (-1 cut, 0 unanswered), `at` (monotonic seconds)."""
+        """Every request so far: `method`, `path`, `watch`, `status` (-1 cut, 0 open), `at` (monotonic seconds)."""
         return list(self._state()["requests"])
 
     def _state(self) -> dict[str, Any]:

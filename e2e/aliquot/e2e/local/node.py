@@ -192,7 +192,7 @@ class Node:
             f"--config={config}",
             f"--kubeconfig={kubeconfig}",
             f"--hostname-override={self.name}",
-            f"--node-labels=aliquot.dev/node={self.name}",
+            "--node-labels=aliquot.dev/gpu=true",
         ]
         environment = {"PATH": _SYSTEM_PATH}
         return Server(f"kubelet of {self.name}", argv, self._log("kubelet"), place=self.inside, env=environment)
