@@ -112,6 +112,13 @@ def _shared(files: DriverFiles) -> ContainerEdits:
             for path in file.container
         ),
     )
+    for mount in files.extra_edits.mounts:
+        covered = next((m for m in driver.mounts if m.container_path.startswith(f"{mount.container_path}/")), None)
+        if covered is not None:
+            raise SettingsError(
+                f"extra edits: {mount.container_path} covers {covered.container_path}, a file of the driver, whose "
+                f"mount point would then be made inside {mount.host_path} on the host; mount single files instead"
+            )
     return merge(driver, files.extra_edits)
 
 

@@ -7,9 +7,11 @@ passed the level of validation that the function names; what has not is a `Setti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from aliquot.api import names
 from aliquot.api.errors import SettingsError
 from aliquot.cdi import codec, version
 from aliquot.cdi.model import ContainerEdits, Device, Spec
@@ -51,10 +53,22 @@ def load_extra_edits(path: Path, *, cap: str = version.DEFAULT_CAP) -> Container
         version.required(probe, cap=cap)
     except SettingsError as error:
         raise SettingsError(f"{path}: {str(error).replace('devices[0].containerEdits.', '')}") from error
-    found = edits_problems(edits, "extra edits")
+    found = [*map(str, edits_problems(edits, "extra edits")), *_claims_of_ours(edits)]
     if found:
-        raise SettingsError(f"{path}: " + "; ".join(str(problem) for problem in found))
+        raise SettingsError(f"{path}: " + "; ".join(found))
     return edits
+
+
+def _claims_of_ours(edits: ContainerEdits) -> Iterator[str]:
+    """Places that every grant needs for itself; an edit on one of them, or on a folder above, would undo a limit."""
+    for item in edits.env:
+        if item.partition("=")[0] == names.ENV_VISIBLE_DEVICES:
+            yield f"variable {names.ENV_VISIBLE_DEVICES} is set by every grant"
+    paths = (*(node.path for node in edits.device_nodes), *(mount.container_path for mount in edits.mounts))
+    for path in paths:
+        for ours in (names.CONTAINER_ROOT, names.CONTAINER_PRELOAD):
+            if path == ours or path.startswith(f"{ours}/") or ours.startswith(f"{path.rstrip('/')}/"):
+                yield f"container path {path} is in the way of {ours}, which every grant needs"
 
 
 def _content(path: Path, what: str) -> dict[str, object]:
