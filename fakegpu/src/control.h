@@ -58,6 +58,7 @@ enum fg_override_kind { /* figures of one card as NVML tells them; -1 in `value`
 			FG_OVERRIDE_THROTTLE_REASONS, /* bit mask of nvmlClocksThrottleReason* */
 			FG_OVERRIDE_RETIRED_PAGES, /* count */
 			FG_OVERRIDE_REMAPPED_ROWS, /* count, uncorrectable */
+			FG_OVERRIDE_RECOVERY_ACTION, /* nvmlDeviceGpuRecoveryAction_t */
 };
 
 struct fg_override {

@@ -36,6 +36,7 @@ static const struct {
     {"throttle_reasons", FG_OVERRIDE_THROTTLE_REASONS},
     {"retired_pages", FG_OVERRIDE_RETIRED_PAGES},
     {"remapped_rows", FG_OVERRIDE_REMAPPED_ROWS},
+    {"recovery_action", FG_OVERRIDE_RECOVERY_ACTION},
 };
 
 const char *fg_control_figure(uint32_t kind)
