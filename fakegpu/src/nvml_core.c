@@ -120,6 +120,16 @@ nvmlReturn_t nv_enter_device(const char *function, nvmlDevice_t handle, struct n
 	return __atomic_load_n(&device->card->lost, __ATOMIC_RELAXED) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
+nvmlReturn_t nv_resolve_quietly(nvmlDevice_t handle, struct nv_device *device)
+{
+	nvmlReturn_t result = resolve(handle, device);
+	if (result == NVML_SUCCESS && device->ci != FG_NO_INSTANCE)
+		result = NVML_ERROR_NOT_SUPPORTED;
+	if (result == NVML_SUCCESS && __atomic_load_n(&device->card->lost, __ATOMIC_RELAXED))
+		result = NVML_ERROR_GPU_IS_LOST;
+	return result;
+}
+
 int fake_stub_nvml(const char *name)
 {
 	FG_CALL(name, "%s", "");

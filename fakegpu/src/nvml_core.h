@@ -62,6 +62,8 @@ nvmlReturn_t nv_enter(const char *function);
 nvmlReturn_t nv_enter_quietly(void);
 /* The same for a function about one device, and the handle. A lost card answers GPU_IS_LOST. */
 nvmlReturn_t nv_enter_device(const char *function, nvmlDevice_t handle, struct nv_device *device);
+/* The second device of a function that has entered with its first. */
+nvmlReturn_t nv_resolve_quietly(nvmlDevice_t handle, struct nv_device *device);
 
 #define NV_ENTER()                                          \
 	do {                                                \
