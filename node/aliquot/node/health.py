@@ -100,8 +100,12 @@ def after_event(health: Health, event: Event, card: Card, ignored: frozenset[int
     if event.xid in ignored:
         return health
     fault = Fault(FaultKind.XID, event.xid, f"Xid {event.xid} on card {card.uuid}; see the kernel log for NVRM: Xid")
-    # The first fault is kept: later ones mostly follow from it.
-    return _changed(health, {uuid: health.faults.get(uuid, fault) for uuid in _hit(event, card)})
+    # The first Xid is kept: later ones mostly follow from it. It stands before faults that end by themselves.
+    changes: dict[str, Fault | None] = {}
+    for uuid in _hit(event, card):
+        before = health.faults.get(uuid)
+        changes[uuid] = before if before is not None and before.kind is FaultKind.XID else fault
+    return _changed(health, changes)
 
 
 def after_check(health: Health, check: Check, card: Card) -> Health:

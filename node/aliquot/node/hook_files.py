@@ -103,7 +103,8 @@ class HookFiles:
     def _place(self, target: Path, data: bytes) -> None:
         temporary = self.folder / f"{_TEMPORARY}{target.name}-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(mode=0o755)
+        temporary.mkdir()
+        temporary.chmod(0o755)  # whatever the umask
         _write(temporary / LIBRARY, data, 0o755)
         _write(temporary / PRELOAD, PRELOAD_TEXT.encode(), 0o644)
         _sync(temporary)

@@ -164,7 +164,7 @@ class Inventory:
     """As NVML spells it, e.g. `570.195.03`."""
     cuda_version: tuple[int, int] | None = None
     """Highest CUDA version of the driver."""
-    opening: int = 0
+    opening: int = field(default=0, compare=False)
     """Of NVML (`Nvml.opening`): handles taken while reading belong to this one."""
     by_uuid: Mapping[str, Card] = field(init=False, repr=False, compare=False, hash=False)
 

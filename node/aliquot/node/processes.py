@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import select
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -66,9 +67,10 @@ class _Stat(NamedTuple):
 class Processes:
     """The node's processes as `proc` (a procfs of the node's PID namespace) shows them. For one thread."""
 
-    def __init__(self, proc: Path = Path("/proc"), *, most_watched: int = 4096) -> None:
+    def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = os.fspath(proc)
-        self._most_watched = most_watched
+        # The other half stays for sockets and files of the daemon; whoever is not watched is asked about.
+        self._most_watched = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._watched: dict[Owner, tuple[int, int]] = {}
         """Host PID and pidfd; -1 where there is none, then /proc is asked each time."""
         self._by_fd: dict[int, Owner] = {}
