@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts Aliquot into a cluster: the plain manifests of `deploy/`, with the cluster's own settings.
+
+Never edits what the manifests say about rights, paths or processes; only the two config maps differ, and the fake
+driver's state folder is mounted where there is one. Invariant: what runs in a story is what an operator would apply.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from aliquot.api import names
+from aliquot.e2e.api import RESOURCE_API, Object, eventually, load_manifests
+from aliquot.e2e.cluster import Cluster
+from aliquot.e2e.images.recipes import ROOT
+
+NAMESPACE: Final = "aliquot-system"
+DRIVER: Final = "aliquot-dra-driver"
+FAKE_STATE: Final = "/run/fakegpu"
+"""Where the fake driver keeps its configuration and state, on nodes and in containers."""
+FAKE_DRIVER_ROOT: Final = "/run/nvidia/driver"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What differs from the manifests as they are."""
+
+    node_config: Mapping[str, Any] = field(default_factory=lambda: {"defaults": {"mode": "auto"}})
+    """Content of the driver's configuration file."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables, such as ALIQUOT_LOG_LEVEL."""
+    fake: bool = True
+    """The nodes have the fake driver at `FAKE_DRIVER_ROOT`, its state at `FAKE_STATE`."""
+    image: str = ""
+
+
+def manifests(settings: Settings) -> list[Object]:
+    """The objects to apply, in order."""
+    objects = load_manifests(*sorted((ROOT / "deploy").glob("*.yaml")))
+    return [_adapt(copy.deepcopy(obj), settings) for obj in objects]
+
+
+def _adapt(obj: Object, settings: Settings) -> Object:
+    name = obj["metadata"]["name"]
+    if obj["kind"] == "ConfigMap" and name == DRIVER:
+        obj["data"].update(settings.environment)
+        if settings.fake:
+            obj["data"]["DRIVER_ROOT"] = FAKE_DRIVER_ROOT
+            obj["data"]["ALIQUOT_EXTRA_EDITS"] = "/etc/aliquot/extra-edits.json"
+    elif obj["kind"] == "ConfigMap" and name == f"{DRIVER}-files":
+        obj["data"]["config.yaml"] = yaml.safe_dump(dict(settings.node_config))
+        if settings.fake:
+            mount = {"hostPath": FAKE_STATE, "containerPath": FAKE_STATE, "options": ["rw", "nosuid", "nodev", "rbind"]}
+            obj["data"]["extra-edits.json"] = json.dumps({"mounts": [mount]})
+    elif obj["kind"] == "DaemonSet":
+        spec = obj["spec"]["template"]["spec"]
+        if settings.image:
+            spec["containers"][0]["image"] = settings.image
+        if settings.fake:
+            spec["volumes"].append({"name": "fake", "hostPath": {"path": FAKE_STATE, "type": "Directory"}})
+            spec["containers"][0]["volumeMounts"].append({"name": "fake", "mountPath": FAKE_STATE})
+    return obj
+
+
+def install(cluster: Cluster, settings: Settings, timeout_s: float = 90.0) -> None:
+    """Applies everything and waits until each node's driver is ready and its slices are stored."""
+    cluster.apply(manifests(settings))
+    wait_ready(cluster, timeout_s)
+
+
+def wait_ready(cluster: Cluster, timeout_s: float = 90.0) -> None:
+    """Until each node's driver is ready and its slices are stored.
+
+    Raises `ClusterError` with the end of a driver's log.
+    """
+    try:
+        eventually(lambda: _all_ready(cluster), timeout_s, "the driver on every node")
+    except Exception as error:
+        error.add_note(_driver_logs(cluster))
+        raise
+
+
+def _all_ready(cluster: Cluster) -> bool:
+    pods = driver_pods(cluster)
+    published = {s["spec"].get("nodeName") for s in slices(cluster)}
+    return all(
+        name in published and any(_ready(p) for p in pods if p["spec"].get("nodeName") == name)
+        for name in cluster.nodes
+    )
+
+
+def driver_pods(cluster: Cluster) -> list[Object]:
+    """The pods of the DaemonSet that are not on their way out."""
+    found = cluster.api.list("v1", "Pod", NAMESPACE, labelSelector="app.kubernetes.io/component=dra-driver")
+    return [p for p in found if "deletionTimestamp" not in p["metadata"]]
+
+
+def driver_pod(cluster: Cluster, node: str) -> Object:
+    """The driver's pod on a node."""
+    return next(p for p in driver_pods(cluster) if p["spec"].get("nodeName") == node)
+
+
+def slices(cluster: Cluster) -> list[Object]:
+    """Our stored slices."""
+    return cluster.api.list(RESOURCE_API, "ResourceSlice", fieldSelector=f"spec.driver={names.DRIVER}")
+
+
+def devices(cluster: Cluster, node: str = "") -> list[Object]:
+    """Every published device, of one node where it is named."""
+    return [d for s in slices(cluster) if not node or s["spec"].get("nodeName") == node for d in s["spec"]["devices"]]
+
+
+def _ready(pod: Object) -> bool:
+    conditions: Sequence[Mapping[str, str]] = pod.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def _driver_logs(cluster: Cluster) -> str:
+    parts = []
+    for pod in driver_pods(cluster):
+        name = pod["metadata"]["name"]
+        log = cluster.logs(NAMESPACE, name)
+        parts.append(cluster.explain(NAMESPACE, name) + "\nits log ends:\n" + "\n".join(log.splitlines()[-25:]))
+    return "\n".join(parts) or "there is no pod of the driver"
