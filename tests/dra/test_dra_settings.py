@@ -20,17 +20,17 @@ def test_defaults_are_a_plain_node():
     assert settings.plugin_dir == Path("/var/lib/kubelet/plugins/gpu.aliquot.dev")
     assert settings.pool == "n1/gpu"
     assert (settings.kubeconfig, settings.extra_edits, settings.config_file, settings.hook_dir) == (None,) * 4
-    assert settings.driver_root_host == "/"
+    assert (settings.driver_root, settings.host_prefix) == (Path("/"), "")
 
 
 def test_flag_beats_environment_beats_default(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("defaults: {maxShares: 2}")
     environ = {"NODE_NAME": "env", "ALIQUOT_CDI_DIR": "/cdi", "ALIQUOT_CONFIG": str(config), "ALIQUOT_HTTP_PORT": ""}
-    settings = read_settings(["--node-name", "flag", "--driver-root", "/run/driver"], environ)
+    settings = read_settings(["--node-name", "flag", "--host-prefix", "/host/"], environ)
     assert (settings.node_name, settings.cdi_dir, settings.http_port) == ("flag", Path("/cdi"), 9410)
     assert settings.config.card("u", "p").max_shares == 2
-    assert settings.driver_root_host == "/run/driver"
+    assert settings.host_prefix == "/host"
 
 
 @pytest.mark.parametrize(

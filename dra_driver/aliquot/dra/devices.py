@@ -84,6 +84,8 @@ class Offer:
     devices: tuple[Device, ...]
     choices: Mapping[str, Choice] = field(hash=False)
     """Card UUID → how it is cut and why."""
+    problem: str = ""
+    """Why there is nothing, or not everything."""
     by_name: Mapping[str, Device] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:

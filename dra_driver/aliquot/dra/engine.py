@@ -225,8 +225,9 @@ class Engine:
         return self._plan_once(ref, claim)
 
     def _plan_once(self, ref: ClaimRef, claim: ResourceClaim) -> tuple[Plan, Ticket | None]:
+        offered = self._offered()
         with self._planning:
-            plan = plan_prepare(ref, claim, self.book(), self._offered(), pool=self._pool, boot_id=self._boot_id)
+            plan = plan_prepare(ref, claim, self.book(), offered, pool=self._pool, boot_id=self._boot_id)
             if plan.action is Action.REPEAT or not plan.record.results:
                 return plan, None
             # Staged, every later plan sees it; made durable outside of this lock, together with others.

@@ -116,11 +116,7 @@ def plan_prepare(
     for one in asked:
         device = offered.by_name.get(one.device)
         if device is None:
-            raise HardwareError(
-                f"{ref}: device {one.device} is not offered by node pool {pool} now; the card is gone, unreadable or "
-                "cut in another way since the scheduler chose it: see `kubectl get resourceslices` and the driver's "
-                "log, then delete the pod so that it is scheduled anew"
-            )
+            raise _not_offered(ref, one, offered, pool)
         if not one.admin:
             _refuse_unreadable(ref, one, device, book)
             own = [_Holder(ref.uid, None, held) for held in results if not held.asked.admin]
@@ -183,6 +179,14 @@ def grant_name(uid: str, device: str, share_id: str, twin: int = 0) -> str:
     """
     parts = ["c", uid, device, *([share_id.lower()] if share_id else []), *([f"t{twin}"] if twin else [])]
     return "-".join(parts)
+
+
+def _not_offered(ref: ClaimRef, one: Asked, offered: Offer, pool: str) -> HardwareError:
+    why = offered.problem or "the card is gone, unreadable or cut in another way since the scheduler chose it"
+    return HardwareError(
+        f"{ref}: device {one.device} is not offered by node pool {pool} now: {why}; if that does not pass, see "
+        "`kubectl get resourceslices` and delete the pod so that it is scheduled anew"
+    )
 
 
 def _consumed(ref: ClaimRef, result: AllocationResult) -> dict[str, int]:

@@ -42,7 +42,7 @@ class Settings:
 
     node_name: str
     kubeconfig: Path | None
-    """None = the service account of the pod."""
+    """None = the service account of the pod, else what kubectl would use."""
     kubelet_root: Path
     cdi_dir: Path
     state_dir: Path
@@ -98,7 +98,11 @@ class _Option:
 _OPTIONS: Final = (
     _Option("--node-name", "NODE_NAME", "", "NAME", "name of the Node object (spec.nodeName of the pod); required"),
     _Option(
-        "--kubeconfig", "KUBECONFIG", "", "FILE", "how to reach the API server; without it the pod's service account"
+        "--kubeconfig",
+        "ALIQUOT_KUBECONFIG",
+        "",
+        "FILE",
+        "how to reach the API server; without it the pod's service account, else KUBECONFIG or ~/.kube/config",
     ),
     _Option("--kubelet-root", "ALIQUOT_KUBELET_ROOT", names.DEFAULT_KUBELET_ROOT, "DIR", "kubelet's --root-dir"),
     _Option("--cdi-dir", "ALIQUOT_CDI_DIR", names.DEFAULT_CDI_DIR, "DIR", "a CDI directory that the runtime scans"),
@@ -208,7 +212,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
     config_file = Path(values["config"]) if values["config"] else None
     return Settings(
         node_name=node_name,
-        kubeconfig=_file(values["kubeconfig"].split(":", 1)[0], "--kubeconfig") if values["kubeconfig"] else None,
+        kubeconfig=_file(values["kubeconfig"], "--kubeconfig") if values["kubeconfig"] else None,
         kubelet_root=_absolute(values["kubelet_root"], "--kubelet-root"),
         cdi_dir=_absolute(values["cdi_dir"], "--cdi-dir"),
         state_dir=_absolute(values["state_dir"], "--state-dir"),

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon put together: what it is made of, in which order it starts, what runs, and how it ends.
+
+Never decides anything. Order of the start: what can only fail for good (settings, state, hook) comes first and ends
+the process; then everything that may have to wait is started at once and waited for side by side: driver and cards,
+API server, kubelet. Invariants: /readyz says yes only while kubelet has taken us, the slices are stored and there is
+a card; and stopping never deletes slices nor leaves a registration socket behind (dra.md 1.6).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from aliquot import hook
+from aliquot.api import names
+from aliquot.api.errors import AliquotError, ConflictError, SettingsError
+from aliquot.api.log import get_logger
+from aliquot.cdi.driver_files import Roots
+from aliquot.cdi.load import load_extra_edits
+from aliquot.cdi.model import EMPTY_EDITS, ContainerEdits
+from aliquot.cdi.store import SpecStore
+from aliquot.dra import rpc
+from aliquot.dra.cards import CardWatch, View, find_library
+from aliquot.dra.effects import DriverSource, Effects, Sidecars, Steps
+from aliquot.dra.engine import Engine
+from aliquot.dra.health import MAX_STREAMS, HealthBoard
+from aliquot.dra.metrics import Metrics
+from aliquot.dra.offering import Offering
+from aliquot.dra.probe import Prober
+from aliquot.dra.publish import Publisher
+from aliquot.dra.reconcile import Reconciler
+from aliquot.dra.records import ClaimRecord
+from aliquot.dra.registration import Registration
+from aliquot.dra.restore import Rebuild, recover, sweep
+from aliquot.dra.serving import SocketServer
+from aliquot.dra.settings import FileSettingsError, Settings
+from aliquot.dra.sockets import InstanceLock, remove_stale, socket_paths
+from aliquot.dra.status_http import StatusServer
+from aliquot.dra.sync import Author
+from aliquot.kube.client import Kube
+from aliquot.kube.events import EventRecorder, Reference
+from aliquot.node.checkpoint import Checkpoint, Source, read_boot_id
+from aliquot.node.hook_files import HookFiles, InstalledHook
+from aliquot.node.reaper import Reaper
+from aliquot.node.regions import Regions
+
+log = get_logger(__name__)
+
+CALL_WORKERS: Final = 32
+"""Calls of kubelet worked on at once; threads are made as they are needed."""
+CLAIM_WORKERS: Final = 16
+"""Further claims of calls that bring several."""
+TICK_S: Final = 2.0
+"""Between two looks at kubelet's directories and our sockets."""
+GRACE_S: Final = 25.0
+"""For calls under way when we are told to end; below the 30 s after which Kubernetes kills."""
+
+
+def program_version() -> str:
+    """Version of the installed distribution."""
+    try:
+        return importlib.metadata.version("aliquot")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+class Driver:
+    """One instance. `run` serves until `stop` is set."""
+
+    def __init__(self, settings: Settings, *, steps: Steps = lambda _step: None, proc: Path = Path("/proc")) -> None:
+        """Everything that fails for good fails here.
+
+        Raises `SettingsError`, `FileSettingsError`, `NewerCheckpointError`, `ConflictError` (another instance holds
+        the state), `HardwareError` or `InternalError` of a disk that does not do its part.
+        """
+        self.settings = settings
+        self.metrics = Metrics(version=program_version())
+        self.stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._lock: InstanceLock | None = None
+        self._wait_problem = "kubelet's directories have not been looked at yet"
+        boot_id = read_boot_id(proc)
+        self.status = (
+            StatusServer(
+                settings.http_address,
+                settings.http_port,
+                metrics=self._exposition,
+                alive=self.not_alive,
+                ready=self.not_ready,
+            )
+            if settings.http_port
+            else None
+        )
+        extra = load_extra_edits(settings.extra_edits) if settings.extra_edits else EMPTY_EDITS
+        self.hook = HookFiles(settings.state_dir).install(hook_library(settings, hook.STRICT))
+        self.regions = Regions(settings.run_dir, hook_library(settings, hook.REGION))
+        store = SpecStore(settings.cdi_dir)
+        store.prepare()
+        self.checkpoint: Checkpoint[ClaimRecord] = Checkpoint(
+            settings.state_dir / "checkpoint.json",
+            ClaimRecord,
+            boot_id=boot_id,
+            steps=lambda step: steps(f"checkpoint: {step}"),
+            observe=self.metrics.disk.observe,
+        )
+        self.kube = Kube.load(settings.kubeconfig, user_agent=f"aliquot-dra-driver/{program_version()}")
+        self.events = EventRecorder(self.kube, component=names.DRIVER, instance=settings.node_name)
+        self.effects = Effects(
+            driver=driver_source(settings, self.hook, extra),
+            regions=self.regions,
+            store=store,
+            sidecars=Sidecars(settings.run_dir),
+            steps=steps,
+        )
+        self.offering = Offering(
+            config=settings.config,
+            node_name=settings.node_name,
+            pool=settings.pool,
+            records=self.checkpoint.records,
+            metrics=self.metrics,
+            changed=self._offer_changed,
+            announce=self._announce,
+        )
+        self.engine = Engine(
+            kube=self.kube,
+            checkpoint=self.checkpoint,
+            effects=self.effects,
+            offered=self.offering.current,
+            pool=settings.pool,
+            boot_id=boot_id,
+            stop=self.stop,
+            released=self.offering.released,
+            observe=self.metrics.part,
+            steps=steps,
+        )
+        self.reconciler = Reconciler(self.engine, self.metrics, boot_id=boot_id)
+        self.engine.reconsider = self.reconciler.reconsider
+        self.prober = Prober(self.kube, node_name=settings.node_name)
+        self.publisher = Publisher(
+            kube=self.kube,
+            node_name=settings.node_name,
+            author=Author(version=program_version(), started_ns=time.time_ns()),
+            prober=self.prober,
+            desired=self.offering.desired,
+            metrics=self.metrics,
+            probed=lambda: self.offering.set_features(self.prober.features),
+            dropped=lambda text: self._announce("FieldsDropped", text, warning=True),
+        )
+        self.cards = CardWatch(
+            library=lambda: find_library(settings.nvml_library, settings.driver_root, settings.host_prefix),
+            held=self.offering.held_cards,
+            changed=self._cards_changed,
+            metrics=self.metrics,
+        )
+        self.board = HealthBoard(settings.pool)
+        self.sockets = socket_paths(settings.plugin_dir, settings.registry_dir, settings.pod_uid)
+        self.registration = Registration(self.sockets.service)
+        self._executor = ThreadPoolExecutor(max_workers=CLAIM_WORKERS, thread_name_prefix="claim")
+        service = rpc.DraService(self.engine, self.metrics, self._executor)
+
+        def add_services(server: grpc.Server) -> None:
+            rpc.add_to(server, service)
+            self.board.add_to(server)
+
+        self.service_server = SocketServer(
+            self.sockets.service, add_services, workers=CALL_WORKERS + MAX_STREAMS, name="dra"
+        )
+        self.registration_server = SocketServer(
+            self.sockets.registration, self.registration.add_to, workers=2, name="registration"
+        )
+        self.reaper = Reaper(self.regions, proc=proc)
+        self.rebuild: Rebuild | None = None
+        self._boot_id = boot_id
+
+    # ---- what is wrong
+
+    def not_alive(self) -> list[str]:
+        """Why the process should be restarted; empty when it should not."""
+        dead = [thread.name for thread in self._threads if not thread.is_alive()] if not self.stop.is_set() else []
+        return [f"thread {name} has ended; restart the driver and report this with its log" for name in dead]
+
+    def not_ready(self) -> list[str]:
+        """Why pods cannot be served yet; empty when they can."""
+        problems = [
+            self._wait_problem,
+            self.registration.problem if not self._wait_problem else "",
+            self.offering.problem(),
+            self.publisher.problem,
+            *self.not_alive(),
+            "the driver is ending" if self.stop.is_set() else "",
+        ]
+        return [problem for problem in problems if problem]
+
+    def _exposition(self) -> bytes:
+        self.metrics.prepared.set(len(self.checkpoint.records()))
+        self.metrics.registered.set(int(self.registration.registered))
+        self.metrics.ready.set(int(not self.not_ready()))
+        return self.metrics.exposition()
+
+    # ---- life
+
+    def run(self) -> None:
+        """Serve until `stop` is set; returns after calls under way have ended."""
+        if self.status is not None:
+            self.status.start()
+        self.events.start()
+        self._restore()
+        self.reaper.start()
+        self._spawn("cards", self.cards.run)
+        self._spawn("publish", self.publisher.run)
+        self._spawn("reconcile", self.reconciler.run)
+        try:
+            self._serve()
+        finally:
+            self._end()
+
+    def _restore(self) -> None:
+        """Make checkpoint and node agree, before anybody can call."""
+        recovery = self.checkpoint.recovery
+        if recovery.source is not Source.MAIN:
+            found = recover(self.checkpoint, self.effects, pool=self.settings.pool, boot_id=self._boot_id)
+            if found or recovery.quarantined:
+                self.metrics.recoveries.inc()
+                kept = ", ".join(str(path) for path in recovery.quarantined)
+                self._announce(
+                    "CheckpointRecovered",
+                    f"the checkpoint was damaged or missing ({recovery.reason or 'no file'}); {len(found)} claims were "
+                    f"recovered from what lay on the node{f'; the bad file is kept as {kept}' if kept else ''}",
+                    warning=True,
+                )
+        sweep(self.checkpoint, self.effects)
+        self.checkpoint.accept_boot()
+        self.rebuild = Rebuild(self.engine)
+
+    def _serve(self) -> None:
+        """Keep both sockets served, as soon as kubelet's directories are there."""
+        while not self.stop.is_set():
+            try:
+                self._look_after_sockets()
+            except AliquotError as err:
+                self._wait(str(err))
+                self.metrics.errors.labels("sockets").inc()
+                if isinstance(err, ConflictError | SettingsError):
+                    raise
+            if self.rebuild is not None and self.rebuild.pending:
+                self.rebuild.round()
+            self.stop.wait(TICK_S)
+
+    def _look_after_sockets(self) -> None:
+        if self._lock is None:
+            if not self.settings.registry_dir.is_dir():
+                self._wait(
+                    f"{self.settings.registry_dir} is not there; start kubelet, or give its --root-dir as "
+                    "--kubelet-root"
+                )
+                return
+            self.settings.plugin_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+            self._lock = InstanceLock(self.settings.plugin_dir, alone=not self.settings.pod_uid)
+            remove_stale(self.settings.plugin_dir, self.settings.registry_dir, self.sockets)
+            # Kubelet dials the service as soon as it sees the registration.
+            self.service_server.start()
+            self.registration_server.start()
+            log.info("serving", service=str(self.sockets.service), registration=str(self.sockets.registration))
+        elif self.service_server.heal() | self.registration_server.heal():
+            log.warning("sockets had vanished and are served again", registration=str(self.sockets.registration))
+        self._wait_problem = ""
+
+    def _wait(self, problem: str) -> None:
+        if problem != self._wait_problem:
+            log.warning("waiting for kubelet", reason=problem)
+        self._wait_problem = problem
+
+    def _end(self) -> None:
+        log.info("ending")
+        self.stop.set()
+        self.publisher.wake()
+        self.board.stop()
+        self.registration_server.stop(1.0)
+        self.service_server.stop(GRACE_S)
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        for thread in self._threads:
+            thread.join(5.0)
+        self.reaper.stop()
+        self.events.stop()
+        if self.status is not None:
+            self.status.stop()
+        self.kube.close()
+        self.checkpoint.close()
+        if self._lock is not None:
+            self._lock.close()
+        log.info("ended")
+
+    def _spawn(self, name: str, work: Callable[[threading.Event], None]) -> None:
+        thread = threading.Thread(target=work, args=(self.stop,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # ---- what leads to what
+
+    def _cards_changed(self, view: View) -> None:
+        self.offering.set_view(view)
+
+    def _offer_changed(self) -> None:
+        sick = self.offering.view.sick
+        self.board.update({device.name: sick.get(device.card_uuid, "") for device in self.offering.offer.devices})
+        self.publisher.changed()
+
+    def _announce(self, reason: str, note: str, *, warning: bool = False) -> None:
+        node = Reference("v1", "Node", self.settings.node_name, uid=self.settings.node_name)
+        (self.events.warning if warning else self.events.normal)(node, reason, note)
+
+
+def hook_library(settings: Settings, name: str) -> Path:
+    """Path of one of the built libraries. Raises `FileSettingsError` when it is not there."""
+    if settings.hook_dir is not None:
+        path = settings.hook_dir / name
+        if not path.is_file():
+            raise FileSettingsError(
+                f"--hook-dir {settings.hook_dir} has no {name}; give the directory of the built hook"
+            )
+        return path
+    try:
+        return hook.library(name)
+    except FileNotFoundError as err:
+        raise FileSettingsError(f"{err}; or give its directory as --hook-dir") from err
+
+
+def driver_source(settings: Settings, installed: InstalledHook, extra_edits: ContainerEdits) -> DriverSource:
+    """Where the driver's files are looked for."""
+    roots = Roots(driver_root=str(settings.driver_root), host_prefix=settings.host_prefix)
+    return DriverSource(roots, installed, settings.run_dir, extra_edits)
