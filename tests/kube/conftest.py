@@ -7,6 +7,7 @@ server does is tested against the real one (marker `cluster`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.server
 import json
@@ -170,7 +171,8 @@ class ScriptedServer:
                 if item is Stream.CLOSE:
                     self.wfile.write(b"0\r\n\r\n")
                 else:
-                    self._cut()
+                    # No reset: that would also throw away what the client has not read yet.
+                    self.close_connection = True
 
             def _cut(self):
                 self.close_connection = True
@@ -225,6 +227,8 @@ class ScriptedServer:
         self._server.shutdown()
         self._server.server_close()
         for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
         self._thread.join(PATIENCE_S)
 
