@@ -223,13 +223,16 @@ class SpecStore:
             temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}")
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                self._lock(descriptor)
                 if os.fstat(descriptor).st_nlink:
                     return temporary, descriptor
             except BaseException:
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # a sweep took it between open and lock; the next name is our own
+
+    def _lock(self, descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
     def _sweep_temporaries(self) -> None:
         prefix = f".{self.vendor}-{self.class_}_"
