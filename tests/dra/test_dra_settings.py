@@ -27,10 +27,10 @@ def test_flag_beats_environment_beats_default(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("defaults: {maxShares: 2}")
     environ = {"NODE_NAME": "env", "ALIQUOT_CDI_DIR": "/cdi", "ALIQUOT_CONFIG": str(config), "ALIQUOT_HTTP_PORT": ""}
-    settings = read_settings(["--node-name", "flag", "--host-prefix", "/host/"], environ)
+    settings = read_settings(["--node-name", "flag", "--http-address", "::1"], environ)
     assert (settings.node_name, settings.cdi_dir, settings.http_port) == ("flag", Path("/cdi"), 9410)
     assert settings.config.card("u", "p").max_shares == 2
-    assert settings.host_prefix == "/host"
+    assert settings.http_address == "::1"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,26 @@ def test_a_wrong_configuration_file_has_the_code_of_files(tmp_path):
     with pytest.raises(SettingsError) as caught:
         read_settings([*NODE, "--config", str(config)], {})
     assert exit_code(caught.value) is Exit.FILE
+
+
+@pytest.mark.parametrize(
+    ("here", "host", "root", "prefix"),
+    [
+        ("/host/", "/", "/", "/host"),
+        ("/host/run/nvidia/driver", "/run/nvidia/driver", "/run/nvidia/driver", "/host"),
+        ("/run/nvidia/driver", "", "/run/nvidia/driver", ""),
+        ("/", "/", "/", ""),
+    ],
+)
+def test_the_drivers_root_here_and_on_the_host(here, host, root, prefix):
+    environ = {"ALIQUOT_DRIVER_ROOT": here, "ALIQUOT_DRIVER_ROOT_HOST": host}
+    settings = read_settings(NODE, environ)
+    assert (settings.driver_root, settings.host_prefix) == (Path(root), prefix)
+
+
+def test_roots_that_do_not_fit_together_are_refused():
+    with pytest.raises(SettingsError, match="does not end in --driver-root-host /run/nvidia/driver"):
+        read_settings([*NODE, "--driver-root", "/driver-root", "--driver-root-host", "/run/nvidia/driver"], {})
 
 
 def test_help_names_every_variable_and_exit_code():

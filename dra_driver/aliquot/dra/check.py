@@ -179,7 +179,7 @@ def _files(roots: Roots, inventory: Inventory) -> str:
             preload_file=preload.name,
             run_dir=names.DEFAULT_RUN_DIR,
         )
-    return f"{len(files.libraries)} libraries of {files.version}, {len(files.binaries)} programs, device nodes of all cards"
+    return f"{len(files.libraries)} libraries of {files.version}, {len(files.binaries)} programs, all device nodes"
 
 
 def _cards(settings: Settings, inventory: Inventory, features: Features) -> Iterator[Line]:

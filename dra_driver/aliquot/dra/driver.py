@@ -60,8 +60,8 @@ CLAIM_WORKERS: Final = 16
 """Further claims of calls that bring several."""
 TICK_S: Final = 2.0
 """Between two looks at kubelet's directories and our sockets."""
-GRACE_S: Final = 25.0
-"""For calls under way when we are told to end; below the 30 s after which Kubernetes kills."""
+GRACE_S: Final = 10.0
+"""For calls under way when we are told to end; below the 15 s after which our manifest has Kubernetes kill."""
 
 
 def program_version() -> str:

@@ -26,7 +26,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.OK: "ended on SIGTERM or SIGINT; or --check found everything in order",
     Exit.BUG: "a bug of ours; the traceback is in the log, please report it",
     Exit.USAGE: "a flag or environment variable is wrong",
-    Exit.FILE: "a file or directory that is needed (configuration, kubeconfig, hook, state …) is missing, wrong or not writable",
+    Exit.FILE: "a file or directory that is needed (configuration, kubeconfig, hook, state …) is missing or wrong",
     Exit.HELD: "another Aliquot driver owns this node's sockets or state",
     Exit.NEWER_STATE: "the state directory was written by a newer Aliquot; nothing was touched",
     Exit.CHECK_FAILED: "--check found something that does not work",

@@ -112,8 +112,14 @@ _OPTIONS: Final = (
     _Option(
         "--run-dir", "ALIQUOT_RUN_DIR", names.DEFAULT_RUN_DIR, "DIR", "grants and usage (tmpfs); same path on host"
     ),
-    _Option("--driver-root", "ALIQUOT_DRIVER_ROOT", "/", "DIR", "root of the GPU driver's files, as the host sees it"),
-    _Option("--host-prefix", "ALIQUOT_HOST_PREFIX", "", "DIR", "where this process sees the host's /, if elsewhere"),
+    _Option("--driver-root", "ALIQUOT_DRIVER_ROOT", "/", "DIR", "root of the GPU driver's files as seen here"),
+    _Option(
+        "--driver-root-host",
+        "ALIQUOT_DRIVER_ROOT_HOST",
+        "",
+        "DIR",
+        "the same root as the host sees it, where that differs: /run/nvidia/driver beside /host/run/nvidia/driver",
+    ),
     _Option("--nvml-library", "ALIQUOT_NVML_LIBRARY", "", "FILE", "libnvidia-ml.so.1 to load; else searched"),
     _Option("--hook-dir", "ALIQUOT_HOOK_DIR", "", "DIR", "where libvgpu-strict.so lies; else the packaged one"),
     _Option("--config", "ALIQUOT_CONFIG", "", "FILE", "how the cards are offered, see below"),
@@ -209,6 +215,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
     pod_uid = values["pod_uid"]
     if pod_uid and not is_uid(pod_uid):
         raise SettingsError(f"--pod-uid {pod_uid!r} is not a UID; take metadata.uid of the pod, or leave it out")
+    root_host, prefix = _driver_root(values["driver_root"], values["driver_root_host"])
     config_file = Path(values["config"]) if values["config"] else None
     return Settings(
         node_name=node_name,
@@ -217,8 +224,8 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         cdi_dir=_absolute(values["cdi_dir"], "--cdi-dir"),
         state_dir=_absolute(values["state_dir"], "--state-dir"),
         run_dir=_absolute(values["run_dir"], "--run-dir"),
-        driver_root=_absolute(values["driver_root"], "--driver-root"),
-        host_prefix=str(_absolute(values["host_prefix"], "--host-prefix")).rstrip("/") if values["host_prefix"] else "",
+        driver_root=Path(root_host),
+        host_prefix=prefix,
         nvml_library=values["nvml_library"],
         hook_dir=_absolute(values["hook_dir"], "--hook-dir") if values["hook_dir"] else None,
         extra_edits=_file(values["extra_edits"], "--extra-edits") if values["extra_edits"] else None,
@@ -276,6 +283,21 @@ def _absolute(text: str, flag: str) -> Path:
     if not path.is_absolute():
         raise SettingsError(f"{flag} {text!r} is a relative path; give it from / (host and container must agree on it)")
     return path
+
+
+def _driver_root(here: str, host: str) -> tuple[str, str]:
+    """The driver's root as the host sees it, and where this process sees the host's `/`."""
+    seen = str(_absolute(here, "--driver-root"))
+    if not host:
+        return seen, ""
+    real = str(_absolute(host, "--driver-root-host"))
+    end = "" if real == "/" else real
+    if not seen.endswith(end):
+        raise SettingsError(
+            f"--driver-root {seen} does not end in --driver-root-host {real}; mount the host's / somewhere and give "
+            "the driver's root below it, so that links in it lead where they lead on the host"
+        )
+    return real, seen[: len(seen) - len(end)].rstrip("/")
 
 
 def _address(text: str) -> str:
