@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -17,6 +19,10 @@ from aliquot.dra.layout import Features, Kept, choose_layout
 from aliquot.kube.objects import ResourceClaim
 from aliquot.node.inventory import Card, Inventory, MemorySource
 
+sys.path.insert(0, str(Path(__file__).parent))
+import dra_rig
+
+ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
 UUIDS = [f"GPU-{letter * 8}-0000-4000-8000-00000000000{letter}" for letter in "abcdef"]
 POOL = "n1/gpu"
@@ -111,4 +117,47 @@ def make() -> SimpleNamespace:
         no_shares=NO_SHARES,
         uuids=UUIDS,
         gib=GIB,
+    )
+
+
+@pytest.fixture
+def rig(tmp_path_factory, control_plane, new_namespace, make, request):
+    """One node of a real API server: `rig.cluster`, `rig.folders`, `rig.kubelet`, `rig.start()`."""
+    if not (ROOT / "build/hook/libaliquot-region.so").exists():
+        pytest.skip("the region library is not built: make hook")
+    return _rig(tmp_path_factory, control_plane, new_namespace(control_plane), make, request)
+
+
+@pytest.fixture
+def rig_on(tmp_path_factory, control_plane_of, new_namespace, make, request):
+    """`rig_on(minor="1.34")`: like `rig` at another control plane."""
+
+    def on(**fields):
+        plane = control_plane_of(**fields)
+        return _rig(tmp_path_factory, plane, new_namespace(plane), make, request)
+
+    return on
+
+
+def _rig(tmp_path_factory, plane, namespace, make, request):
+    folders = dra_rig.NodeFolders(tmp_path_factory.mktemp("node"), namespace, plane.kubeconfig)
+    cluster = dra_rig.Cluster(plane.api, namespace, namespace)
+    cluster.add_node()
+    kubelet = dra_rig.Kubelet(folders)
+    request.addfinalizer(kubelet.close)
+    inventory = make_inventory(make_card(0), make_card(1))
+    running = []
+
+    def start(*more, inventory=inventory, steps=None):
+        daemon = dra_rig.Daemon(folders, inventory, *more, steps=steps)
+        running.append(daemon)
+        return daemon.start()
+
+    def stop():
+        for daemon in reversed(running):
+            daemon.stop()
+
+    request.addfinalizer(stop)
+    return SimpleNamespace(
+        plane=plane, cluster=cluster, folders=folders, kubelet=kubelet, start=start, inventory=inventory, make=make
     )
