@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,13 +75,12 @@ class Owner:
 
 @pytest.fixture
 def owner(owner_program: Path) -> Iterator[Callable[..., Owner]]:
-    """Start a process on a usage file; `prefix` is put before its command (unshare …)."""
+    """Start a process on a usage file; `prefix` is put before its command (unshare …), `more` after it."""
     started: list[Owner] = []
 
-    def start(path: Path, *, prefix: Sequence[str] = ()) -> Owner:
-        process = subprocess.Popen(
-            [*prefix, str(owner_program), str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def start(path: Path, *, prefix: Sequence[str] = (), more: Sequence[str] = ()) -> Owner:
+        command = [*prefix, str(owner_program), str(path), *more]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         index, pid, word = (int(n) for n in process.stdout.readline().split())
         started.append(Owner(process, index, pid, word))
@@ -130,3 +132,55 @@ def select_for_a_moment() -> None:
 @pytest.fixture
 def python() -> str:
     return sys.executable
+
+
+class FakeDriver:
+    """A machine of the fake driver with cards of its own; programs on it run in processes of their own.
+
+    One process can use one NVML library in its life, and so one configuration.
+    """
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.nvml = root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+        self.cuda = root / "usr/lib/x86_64-linux-gnu/libcuda.so.1"
+        self.config = folder / "config.json"
+        self.control_file = folder / "config.json.control"
+        self.environment = {**os.environ, "FAKEGPU_CONFIG": str(self.config)}
+
+    def cards(self, *cards: dict[str, object], **settings: object) -> None:
+        self.config.write_text(json.dumps({"cards": list(cards), **settings}))
+
+    def control(self, **settings: object) -> None:
+        """Change the machine while it runs; the file is replaced whole."""
+        fresh = self.control_file.with_suffix(".new")
+        fresh.write_text(json.dumps(settings))
+        fresh.rename(self.control_file)
+
+    def start(self, program: str, *arguments: object) -> subprocess.Popen[str]:
+        """`program` finds the paths of libnvidia-ml and libcuda in `NVML` and `CUDA`, and says lines of JSON."""
+        head = (
+            "import json, sys\nfrom pathlib import Path\nNVML, CUDA = Path(sys.argv[1]), Path(sys.argv[2])\n"
+            "def say(value): print(json.dumps(value), flush=True)\n"
+        )
+        command = [sys.executable, "-c", head + textwrap.dedent(program), str(self.nvml), str(self.cuda)]
+        return subprocess.Popen(
+            [*command, *(str(a) for a in arguments)],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, program: str, *arguments: object) -> list[object]:
+        """All that the program says."""
+        process = self.start(program, *arguments)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, f"program ended with {process.returncode}: {out}"
+        return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.fixture
+def fake(fake_driver_root: Path, tmp_path: Path) -> FakeDriver:
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    return FakeDriver(fake_driver_root, folder)

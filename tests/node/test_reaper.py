@@ -167,6 +167,23 @@ def test_a_daemon_that_cannot_see_the_container_gives_nothing_back(
     assert used(regions) == MIB
 
 
+@needs_namespaces
+def test_a_process_without_proc_is_known_by_the_file_it_has_mapped(regions, reaper, grant, owner, until):
+    regions.create(grant("c-1-gpu-0"))
+    regions.create(grant("c-2-gpu-0"))
+    path = regions.usage_file("c-1-gpu-0")
+    blind, other = owner(path, prefix=IN_NAMESPACE, more=["blind"]), owner(path)
+    # Somebody else with PID 1 in his namespace and another share.
+    third = owner(regions.usage_file("c-2-gpu-0"), prefix=IN_NAMESPACE)
+    blind.do(f"reserve {3 * MIB}")
+    other.do(f"reserve {MIB}")
+    until(lambda: reaper.counters.processes == 3, within=2)
+    assert used(regions) == 4 * MIB
+    blind.end()
+    until(lambda: used(regions) == MIB, within=1)
+    assert third.do("reserve 512") == 0
+
+
 def test_a_claim_that_was_killed_half_way_frees_its_slot(regions, grant, owner):
     regions.create(grant())
     path = regions.usage_file("c-1-gpu-0")

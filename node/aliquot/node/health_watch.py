@@ -99,6 +99,7 @@ class HealthWatch:
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            opening = self._nvml.opening
             try:
                 self.step()
                 self.failures = 0
@@ -108,20 +109,22 @@ class HealthWatch:
                     _log.error("health watch failed", reason=foreign(e), exc_info=not isinstance(e, NvmlError))
                 self._stop.wait(min(0.5 * 2 ** min(self.failures, 8), _BACKOFF_MOST_S))
                 if not self._stop.is_set():
-                    self._recover(e)
+                    self._recover(e, opening)
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, error: Exception, opening: int) -> None:
         """After a failed step: ask about each card, and open NVML anew when the driver as a whole was away."""
         gone = isinstance(error, NvmlError) and error.driver_gone
         self._forget_events()
         try:
             if gone or not self._nvml.is_open:
-                self._nvml.reopen()
+                self._nvml.reopen(after=opening)
                 self._reopened()
             self._check(self._inventory(), reloaded=gone)
         except Exception as e:
+            health = self.health
             for card in self._inventory().cards:
-                self._change(after_check(self.health, Check(card.uuid, answers=False, reason=foreign(e)), card))
+                health = after_check(health, Check(card.uuid, answers=False, reason=foreign(e)), card)
+            self._change(health)
 
     # ---- events
 
@@ -185,8 +188,12 @@ class HealthWatch:
     # ---- questions
 
     def _check(self, inventory: Inventory, *, reloaded: bool) -> None:
-        for card in inventory.cards:
-            self._change(after_check(self.health, self._ask(card, reloaded), card))
+        health = self.health
+        try:
+            for card in inventory.cards:
+                health = after_check(health, self._ask(card, reloaded), card)
+        finally:
+            self._change(health)
 
     def _ask(self, card: Card, reloaded: bool) -> Check:
         try:

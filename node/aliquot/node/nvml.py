@@ -90,7 +90,9 @@ class Handle:
 
 
 class Nvml:
-    """NVML, opened once per process; safe to call from many threads.
+    """NVML; one for the whole process, safe to call from many threads.
+
+    NVML counts its users, so with two of these `reopen` of the one would not get past the other.
 
     `library` names the file to use; None leaves the search to the loader. Used as a context manager it opens
     and closes. Every call raises `NvmlError` when NVML refuses.

@@ -12,7 +12,7 @@ any once it is proven that we look into nested namespaces. Otherwise it is `unce
 The caller reads the slots first and asks second; then whoever claims a slot in between is simply not asked about.
 """
 
-# ruff: noqa: PTH116, PTH208 - a look goes through every process of the node; Path costs more than the calls do
+# ruff: noqa: PTH116, PTH123, PTH208 - a look goes through every process of the node; Path costs more than the calls do
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ _GONE: Final = 0
 _HIDDEN: Final = -1
 """Instead of a namespace: the process is not there any more; it is not ours to see."""
 
+_MAPS_A_ROUND: Final = 64
+"""Processes whose mappings are read in one look; each can take a millisecond."""
+
 _DEAD_STATES: Final = frozenset(b"ZXx")
 
 
@@ -41,11 +44,13 @@ class Owner(NamedTuple):
     """Who holds a slot."""
 
     pidns: int
-    """Inode of its PID namespace; 0 = it could not find out (no /proc in its container), then any will do."""
+    """Inode of its PID namespace; 0 = it could not find out (no /proc in its container)."""
     pid: int
     """As that namespace sees it."""
     start_time: int
-    """Low 32 bits of field 22 of /proc/<pid>/stat, in clock ticks; 0 = it could not find out, then nobody can."""
+    """Low 32 bits of field 22 of /proc/<pid>/stat, in clock ticks; 0 = it could not find out."""
+    file: int = 0
+    """Inode of the usage file, for an owner that knows neither of the two: it is whoever has that file mapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,8 @@ class Processes:
         stat = self._stat(host_pid)
         if stat is None or stat.dead:
             return False
+        if owner.pidns == 0:
+            return self._maps(host_pid, owner.file)
         return stat.start_time == owner.start_time or self._in_other_time_namespace(host_pid)
 
     # ---- those we do not know
@@ -197,31 +204,54 @@ class Processes:
                 # Any owner with this start time and PID may be it.
                 maybe.update(o for o in owners if (o.pid, o.start_time) == (pid, stat.start_time))
                 continue
-            for candidate in (namespace, 0):
-                if (owner := Owner(candidate, pid, stat.start_time)) in owners:
-                    found[owner] = host_pid
+            if (owner := Owner(namespace, pid, stat.start_time)) in owners:
+                found[owner] = host_pid
+            else:
+                others.append(host_pid)
         missing = owners - found.keys()
         if missing:
-            self._look_closer(missing, others, found)
+            maybe |= self._look_closer(missing, others, found)
             missing = owners - found.keys()
-        hidden = {o for o in missing if o.start_time == 0 or not (self._sees_nested or o.pidns in self._seen)}
+        hidden = {o for o in missing if not self._sees_nested and o.pidns not in self._seen}
         return found, frozenset((maybe & missing) | hidden)
 
-    def _look_closer(self, missing: set[Owner] | frozenset[Owner], pids: list[int], found: dict[Owner, int]) -> None:
-        """Processes with other start times: learn which namespaces we see; a time namespace shifts start times."""
-        wanted = {(owner.pidns, owner.pid): owner for owner in missing}
+    def _look_closer(
+        self, missing: set[Owner] | frozenset[Owner], pids: list[int], found: dict[Owner, int]
+    ) -> set[Owner]:
+        """Look at the processes that are none of `missing` at first sight; return owners that stay undecided.
+
+        That tells which namespaces we see; owners without a name are found by what they have mapped, those of
+        another time namespace by PID alone, since start times are shifted there. A tenant can invent owners, so what
+        is expensive is done a limited number of times.
+        """
+        named = {(owner.pidns, owner.pid): owner for owner in missing if owner.pidns}
         namespaces = {owner.pidns for owner in missing}
+        nameless: dict[int, list[Owner]] = {}
+        for owner in missing:
+            if not owner.pidns:
+                nameless.setdefault(owner.pid, []).append(owner)
+        undecided: set[Owner] = set()
+        budget = _MAPS_A_ROUND
         for host_pid in pids:
             namespace = self._namespace(host_pid)
             if namespace in (_GONE, _HIDDEN):
                 continue
-            self._seen.add(namespace)
-            if namespace != self._own:
-                self._sees_nested = True
-            if namespace in namespaces:
-                owner = wanted.get((namespace, self._own_pid(host_pid)))
-                if owner is not None and self._in_other_time_namespace(host_pid):
+            if not self._sees_nested:
+                self._seen.add(namespace)
+                self._sees_nested = namespace != self._own
+            if not nameless and namespace not in namespaces:
+                continue
+            pid = self._own_pid(host_pid)
+            shifted = named.get((namespace, pid))
+            if shifted is not None and self._in_other_time_namespace(host_pid):
+                found[shifted] = host_pid
+            for owner in nameless.get(pid, ()):
+                budget -= 1
+                if budget < 0:
+                    undecided.add(owner)
+                elif self._maps(host_pid, owner.file):
                     found[owner] = host_pid
+        return undecided
 
     def _pids(self) -> list[int]:
         return [int(name) for name in os.listdir(self._proc) if name.isdigit()]
@@ -265,6 +295,14 @@ class Processes:
             if line.startswith(b"NSpid:"):
                 return int(line.split()[-1])
         return 0
+
+    def _maps(self, host_pid: int, inode: int) -> bool:
+        """Whether the process has the file with that inode mapped for writing, shared."""
+        try:
+            with open(f"{self._proc}/{host_pid}/maps", "rb") as file:
+                return any(b" rw-s " in line and line.split()[4] == b"%d" % inode for line in file)
+        except OSError:
+            return False
 
     def _in_other_time_namespace(self, host_pid: int) -> bool:
         try:

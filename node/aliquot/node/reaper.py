@@ -225,7 +225,7 @@ class Reaper:
             return False
         words = reading.owners()
         if words != region.words or len(region.slots) < len(words):
-            _learn(region, words, reading)
+            _learn(region, words, reading, self._regions.usage_file(name))
         report = reading.report
         region.last_launch_ns = report.last_launch_ns
         wrong = region.unsettled and bool(report.unsettled)
@@ -321,15 +321,25 @@ class Reaper:
             _log.error("reaper callback failed", reason=foreign(repr(e)), exc_info=True)
 
 
-def _learn(region: _Region, words: list[int], reading: UsageReading) -> None:
+def _learn(region: _Region, words: list[int], reading: UsageReading, path: Path) -> None:
     """Take over who holds which slot."""
     region.words = words
-    region.slots = [
-        _Slot(process.index, process.owner, Owner(process.pidns, process.pid, process.start_time))
-        for process in reading.processes[: reading.count]
-        if not process.owner & OWNER_CLAIMING
-    ]
+    region.slots.clear()
+    for process in reading.processes[: reading.count]:
+        if process.owner & OWNER_CLAIMING:
+            continue
+        owner = Owner(process.pidns, process.pid, process.start_time)
+        if not process.pidns:
+            owner = owner._replace(start_time=0, file=_inode(path))
+        region.slots.append(_Slot(process.index, process.owner, owner))
     region.told.intersection_update(region.slots)
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def _finding(report: UsageReport, reading: UsageReading) -> str | None:
