@@ -109,12 +109,11 @@ class NodeFolders:
         return read_settings(self.arguments(*more), {})
 
     def checkpoint(self) -> dict[str, Any]:
-        """Claim UID → record, as the file says."""
-        try:
-            envelope = json.loads((self.state / "checkpoint.json").read_bytes())
-        except FileNotFoundError:
-            return {}
-        return json.loads(envelope["payload"])["claims"]
+        """Claim UID → record, as the file says; a kill before its last rename leaves the one before."""
+        for name in ("checkpoint.json", "checkpoint.json.previous"):
+            with contextlib.suppress(FileNotFoundError):
+                return json.loads(json.loads((self.state / name).read_bytes())["payload"])["claims"]
+        return {}
 
     def artefacts(self, uid: str) -> list[str]:
         """Everything on the node that is the claim's, checkpoint aside."""
