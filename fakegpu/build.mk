@@ -42,7 +42,8 @@ $(BUILD)/symbols.json: $(HOOK_SYMBOLS_SRC)
 # The headers come with symbols.json, so no object is compiled before it; a new one makes all objects anew.
 $(FAKEGPU_OBJ)/%.o: fakegpu/src/%.c fakegpu/build.mk $(BUILD)/symbols.json
 	@mkdir -p $(@D)
-	$(CC) $(FAKEGPU_CFLAGS) -c -o $@ $<
+	@echo "cc $<"
+	@$(CC) $(FAKEGPU_CFLAGS) -c -o $@ $<
 
 $(FAKEGPU_GEN)/done: $(FAKEGPU_CUDA_OBJ) $(FAKEGPU_NVML_OBJ) $(BUILD)/symbols.json $(wildcard fakegpu/gen/*)
 	@$(PYTHON) fakegpu/gen --symbols $(BUILD)/symbols.json --out $(FAKEGPU_GEN) --cuda $(FAKEGPU_CUDA_OBJ) \
@@ -54,14 +55,15 @@ FAKEGPU_GEN_SRC := $(addprefix $(FAKEGPU_GEN)/,cuda_stubs.c nvml_stubs.c cuda_sy
 $(FAKEGPU_GEN_SRC): $(FAKEGPU_GEN)/done ;
 
 $(FAKEGPU_GEN)/%.o: $(FAKEGPU_GEN)/%.c
-	$(CC) $(FAKEGPU_CFLAGS) -Wno-unused-macros -c -o $@ $<
+	@$(CC) $(FAKEGPU_CFLAGS) -c -o $@ $<
 
 # $(1) flavour, $(2) libcuda or libnvidia-ml, $(3) cuda or nvml, $(4) objects. Linked beside and renamed, so that a
 # program that has the old library mapped goes on with it.
 define FAKEGPU_LIBRARY
 $(FAKEGPU_OBJ)/$(1)/$(2).so: $(4) $(FAKEGPU_GEN)/$(3)_$(1).map
 	@mkdir -p $$(@D)
-	$(CC) $(FAKEGPU_LDFLAGS) -Wl,-soname,$(2).so.1 -Wl,--version-script=$(FAKEGPU_GEN)/$(3)_$(1).map \
+	@echo "ld $$@"
+	@$(CC) $(FAKEGPU_LDFLAGS) -Wl,-soname,$(2).so.1 -Wl,--version-script=$(FAKEGPU_GEN)/$(3)_$(1).map \
 		-o $$@.new $(4) -ldl -lpthread -lm && mv -f $$@.new $$@
 endef
 $(foreach f,$(FAKEGPU_FLAVOURS),$(eval $(call FAKEGPU_LIBRARY,$(f),libcuda,cuda,$(FAKEGPU_CUDA_OBJ) \
@@ -70,9 +72,11 @@ $(foreach f,$(FAKEGPU_FLAVOURS),$(eval $(call FAKEGPU_LIBRARY,$(f),libnvidia-ml,
 	$(addprefix $(FAKEGPU_GEN)/,nvml_stubs.o flavour_$(f).o))))
 
 $(FAKEGPU_OBJ)/nvidia-smi: $(FAKEGPU_SMI_OBJ)
-	$(CC) -o $@.new $^ -ldl && mv -f $@.new $@
+	@echo "ld $@"
+	@$(CC) -o $@.new $^ -ldl && mv -f $@.new $@
 $(FAKEGPU_OBJ)/nvidia-cuda-mps-control: $(FAKEGPU_MPS_OBJ)
-	$(CC) -o $@.new $^ && mv -f $@.new $@
+	@echo "ld $@"
+	@$(CC) -o $@.new $^ && mv -f $@.new $@
 
 FAKEGPU_TOOLS := $(FAKEGPU_OBJ)/nvidia-smi $(FAKEGPU_OBJ)/nvidia-cuda-mps-control
 FAKEGPU_LIBRARIES := $(foreach f,$(FAKEGPU_FLAVOURS),$(FAKEGPU_OBJ)/$(f)/libcuda.so $(FAKEGPU_OBJ)/$(f)/libnvidia-ml.so)
