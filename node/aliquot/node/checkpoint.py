@@ -4,83 +4,40 @@
 It never interprets a record and never decides who may hold what. Several threads and, during a rolling update,
 two processes use it at once.
 
-Writing. The whole file is written anew: temporary file, fsync, the old file becomes `.previous`, rename, fsync
-of the folder. A kill between any two of these leaves either the old or the new content to be found. Callers
-share the cost: whoever finds nobody writing writes everything staged so far, and what arrives meanwhile goes
-into the next write (group commit), so forty callers need two writes, not forty.
+Writing. The whole file is written anew (`checkpoint_file`). Callers share the cost: whoever finds nobody writing
+writes everything staged so far, and what arrives meanwhile goes into the next write (group commit), so forty
+callers need two writes, not forty.
 
-Reading. At start, and whenever another process has written: a damaged file is moved aside, never deleted, and
-`.previous` is used; `recovery` says so, so that the caller rebuilds from elsewhere what may be missing. A file
-of a newer major version is refused before anything is touched. Once running, memory is trusted more than a file
-that somebody damaged or removed: forgetting a claim would hand out its card twice.
+Reading. At start, and whenever another process has written. `recovery` says when the start was not a clean one, so
+that the caller rebuilds from elsewhere what may be missing. Once running, memory is trusted more than a file that
+somebody damaged or removed: forgetting a claim would hand out its card twice.
 
 Guarded invariants: a change is durable when `put`, `delete` or `Ticket.wait` returns; one that raised is not in
-the map any more. One process at a time is between reading and writing (`session`, a lock file whose lock the
-kernel drops with its holder).
+the map any more. One process at a time is between reading and writing (`session`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
-import fcntl
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from aliquot.api.errors import ConflictError, HardwareError, InternalError, SettingsError, foreign
+from aliquot.api.errors import HardwareError, InternalError, foreign
 from aliquot.api.log import get_logger
-from aliquot.node.checkpoint_format import (
-    Content,
-    DamagedCheckpointError,
-    Raw,
-    decode,
-    encode,
-    merged,
-    unknown,
-)
+from aliquot.node.checkpoint_file import STEPS, CheckpointFile, Recovery, Source
+from aliquot.node.checkpoint_format import Content, Raw, encode, merged, unknown
 
 _log = get_logger(__name__)
 
 R = TypeVar("R")
 
-STEPS: Final = ("lock", "write", "sync", "keep", "rename", "sync folder", "done")
-"""Names passed to `steps`, each before what it names; `done` after all."""
-
-_LOCK_POLL_S: Final = 0.01
-
-
-class Source(enum.Enum):
-    """Where the content came from."""
-
-    FRESH = "fresh"
-    """There was no checkpoint."""
-    MAIN = "main"
-    PREVIOUS = "previous"
-    """The file was damaged or missing; `.previous`, one write older, was whole."""
-    NOTHING = "nothing"
-    """Files were there, none was whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """How reading went."""
-
-    source: Source
-    quarantined: tuple[Path, ...] = ()
-    """Damaged files, under the names they were moved to."""
-    reason: str = ""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every claim that was ever durable is known; if not, rebuild from the API and the CDI folder."""
-        return self.source in (Source.FRESH, Source.MAIN)
+__all__ = ["STEPS", "Checkpoint", "DamagedRecord", "Recovery", "Source", "Ticket", "read_boot_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +94,10 @@ class Checkpoint(Generic[R]):
         lock_timeout_s: float = 10.0,
     ) -> None:
         self.path = path
-        self._previous = path.with_name(f"{path.name}.previous")
-        self._temporary = path.with_name(f".{path.name}.new")
+        self._file = CheckpointFile(path, now=now, steps=steps, lock_timeout_s=lock_timeout_s)
         self._record_type = record_type
         self._boot_id = boot_id
-        self._now = now
-        self._steps = steps
         self._observe = observe
-        self._lock_timeout_s = lock_timeout_s
         self._state = threading.Condition()
         self._content = Content(boot_id=boot_id)
         self._view: dict[str, R] = {}
@@ -153,24 +106,27 @@ class Checkpoint(Generic[R]):
         self._flushing = False
         self._sessions = 0
         self._entering = False
-        self._signature: tuple[int, int, int] | None = None
-        self.recovery = Recovery(Source.FRESH)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock_file = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as e:
-            raise SettingsError(
-                f"state folder {path.parent} cannot be used: {foreign(e)}; make it a writable folder on a local disk"
-            ) from e
-        try:
-            self._acquire_file()
+            self._file.lock()
             try:
-                self._first_read()
+                content, self.recovery = self._file.read()
             finally:
-                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+                self._file.unlock()
         except BaseException:
-            os.close(self._lock_file)
+            self._file.close()
             raise
+        if content is not None:
+            self._content = content
+        self._show_all()
+        if not self.recovery.complete or self.recovery.quarantined:
+            _log.warning(
+                "checkpoint recovered",
+                path=str(path),
+                source=self.recovery.source.value,
+                reason=self.recovery.reason,
+                kept=[str(p) for p in self.recovery.quarantined],
+                claims=len(self._content.claims),
+            )
 
     # ---- reading
 
@@ -247,14 +203,17 @@ class Checkpoint(Generic[R]):
                 self._sessions += 1
         if first:
             try:
-                self._acquire_file()
+                self._file.lock()
                 try:
-                    self._refresh()
+                    found = self._file.read_again(self._content.sequence)
                 except BaseException:
-                    fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+                    self._file.unlock()
                     raise
                 with self._state:
                     self._sessions += 1
+                    if found is not None:
+                        self._content = found
+                        self._show_all()
             finally:
                 with self._state:
                     self._entering = False
@@ -265,14 +224,11 @@ class Checkpoint(Generic[R]):
             with self._state:
                 self._sessions -= 1
                 if self._sessions == 0:
-                    fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+                    self._file.unlock()
 
     def close(self) -> None:
         """Let go of the lock file; nothing may be called afterwards. What was staged and not waited for is lost."""
-        with self._state:
-            if self._lock_file >= 0:
-                os.close(self._lock_file)
-                self._lock_file = -1
+        self._file.close()
 
     # ---- group commit
 
@@ -297,7 +253,7 @@ class Checkpoint(Generic[R]):
                     batch = list(self._staged)
                     content = self._next_content(batch)
                 started = time.perf_counter()
-                self._write(encode(content))
+                self._file.write(encode(content))
                 self._observe(time.perf_counter() - started)
         except OSError as e:
             error = HardwareError(
@@ -338,143 +294,6 @@ class Checkpoint(Generic[R]):
             ticket.done = True
         self._staged = self._staged[len(tickets) :]
 
-    def _write(self, data: bytes) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._steps("write")
-        file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(file, view) :]
-            self._steps("sync")
-            os.fsync(file)
-            signature = _signature(os.fstat(file))
-        finally:
-            os.close(file)
-        self._steps("keep")
-        # There is none after a start, after damage, or after a kill right here.
-        with contextlib.suppress(FileNotFoundError):
-            self.path.rename(self._previous)
-        self._steps("rename")
-        self._temporary.rename(self.path)
-        self._signature = signature
-        self._steps("sync folder")
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        self._steps("done")
-
-    # ---- the lock between processes
-
-    def _acquire_file(self) -> None:
-        self._steps("lock")
-        deadline = time.monotonic() + self._lock_timeout_s
-        while True:
-            try:
-                fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    holder = os.pread(self._lock_file, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                    raise ConflictError(
-                        f"checkpoint {self.path} is held by process {holder} for more than {self._lock_timeout_s:g} s; "
-                        "end that process if it hangs"
-                    ) from None
-                # The kernel has no timed flock; the wait is short and only happens while two daemons overlap.
-                threading.Event().wait(_LOCK_POLL_S)
-        os.pwrite(self._lock_file, b"%-10d\n" % os.getpid(), 0)
-
-    # ---- files
-
-    def _first_read(self) -> None:
-        content, self.recovery = self._read_files()
-        if content is not None:
-            self._content = content
-        self._show_all()
-        if not self.recovery.complete or self.recovery.quarantined:
-            _log.warning(
-                "checkpoint recovered",
-                path=str(self.path),
-                source=self.recovery.source.value,
-                reason=self.recovery.reason,
-                kept=[str(p) for p in self.recovery.quarantined],
-                claims=len(self._content.claims),
-            )
-
-    def _refresh(self) -> None:
-        """Take over what another process wrote since we last read or wrote."""
-        try:
-            if _signature(self.path.stat()) == self._signature:
-                return
-        except FileNotFoundError:
-            if self._signature is None:
-                return
-        found = self._try_read(self.path)
-        if isinstance(found, DamagedCheckpointError):
-            aside = self._quarantine(self.path)
-            _log.warning("checkpoint damaged while running", path=str(self.path), kept=str(aside), reason=str(found))
-        if not isinstance(found, Content):
-            # Gone or damaged. `.previous` counts only when it is newer than what we know: another process was
-            # killed before its last rename. Else memory does, and the next change writes it.
-            self._signature = None
-            found = self._try_read(self._previous)
-            if not isinstance(found, Content) or found.sequence <= self._content.sequence:
-                _log.warning("checkpoint missing while running, what is in memory counts", path=str(self.path))
-                return
-        with self._state:
-            self._content = found
-            self._show_all()
-
-    def _read_files(self) -> tuple[Content | None, Recovery]:
-        mains = self._try_read(self.path)
-        if isinstance(mains, Content):
-            return mains, Recovery(Source.MAIN)
-        previous = self._try_read(self._previous)
-        # Both are judged before anything is moved: a newer version raised above.
-        aside: list[Path] = []
-        reasons: list[str] = []
-        for path, found in ((self.path, mains), (self._previous, previous)):
-            if isinstance(found, DamagedCheckpointError):
-                aside.append(self._quarantine(path))
-                reasons.append(str(found))
-        if isinstance(previous, Content):
-            reasons = reasons or [f"{self.path} is missing"]
-            return previous, Recovery(Source.PREVIOUS, tuple(aside), "; ".join(reasons))
-        if aside:
-            return None, Recovery(Source.NOTHING, tuple(aside), "; ".join(reasons))
-        return None, Recovery(Source.FRESH)
-
-    def _try_read(self, path: Path) -> Content | DamagedCheckpointError | None:
-        """None: not there. Raises `NewerCheckpointError`, `SettingsError`."""
-        try:
-            with path.open("rb") as file:
-                data = file.read()
-                signature = _signature(os.fstat(file.fileno()))
-        except FileNotFoundError:
-            return None
-        except IsADirectoryError:
-            return DamagedCheckpointError(f"{path} is a folder")
-        except OSError as e:
-            raise SettingsError(f"checkpoint {path} cannot be read: {foreign(e)}; repair the disk or its rights") from e
-        try:
-            content = decode(data, where=str(path))
-        except DamagedCheckpointError as e:
-            return e
-        if path == self.path:
-            self._signature = signature
-        return content
-
-    def _quarantine(self, path: Path) -> Path:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now()))
-        for suffix in ("", *(f"-{n}" for n in range(1, 1000))):
-            aside = path.with_name(f"{path.name}.corrupt-{stamp}{suffix}")
-            if not aside.exists():
-                break
-        path.rename(aside)
-        return aside
-
     # ---- the readable view
 
     def _latest_raw(self, uid: str) -> Raw | None:
@@ -513,7 +332,3 @@ class Checkpoint(Generic[R]):
         for ticket in self._staged:
             if ticket.uid is not None:
                 self._show(ticket.uid, ticket.raw)
-
-
-def _signature(stat: os.stat_result) -> tuple[int, int, int]:
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
