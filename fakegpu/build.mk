@@ -85,7 +85,7 @@ FAKEGPU_LIBRARIES := $(foreach f,$(FAKEGPU_FLAVOURS),$(FAKEGPU_OBJ)/$(f)/libcuda
 fakegpu_root = $(BUILD)/fakegpu$(if $(filter-out 580,$(1)),-$(1))
 define FAKEGPU_ROOT
 $(call fakegpu_root,$(1))/.made: $(FAKEGPU_OBJ)/$(1)/libcuda.so $(FAKEGPU_OBJ)/$(1)/libnvidia-ml.so $(FAKEGPU_TOOLS) \
-		$(wildcard fakegpu/make_root.py fakegpu/config/*.json)
+		$(FAKEGPU_OBJ)/580/libnvidia-ml.so $(wildcard fakegpu/gen/flavours.py) $(wildcard fakegpu/make_root.py fakegpu/config/*.json)
 	@$(PYTHON) fakegpu/make_root.py --build $(BUILD) --flavour $(1) --config fakegpu/config/default.json \
 		$(call fakegpu_root,$(1)) && touch $$@
 fakegpu: $(call fakegpu_root,$(1))/.made

@@ -273,7 +273,8 @@ def make_root(built: Path, flavour: flavours.Flavour, config: Path, out: Path) -
     if flavour.full:
         with contextlib.suppress(ValueError, AttributeError):  # a wrong file is the driver's to complain of, below
             version = json.loads(config.read_text(encoding="utf-8")).get("driver_version") or version
-    cards = read_cards(built / "libnvidia-ml.so", config)
+    # The full library is asked, whatever is installed: an old one cannot tell all of it.
+    cards = read_cards(built.parent / flavours.FLAVOURS[0].name / "libnvidia-ml.so", config)
     libraries(built, out / "usr/lib" / multiarch(), version)
     for tool in ("nvidia-smi", "nvidia-cuda-mps-control"):
         install(built.parent / tool, out / "usr/bin" / tool)
