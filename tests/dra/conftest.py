@@ -161,3 +161,13 @@ def _rig(tmp_path_factory, plane, namespace, make, request):
     return SimpleNamespace(
         plane=plane, cluster=cluster, folders=folders, kubelet=kubelet, start=start, inventory=inventory, make=make
     )
+
+
+@pytest.fixture
+def proxied(rig):
+    """The rig's node with a fault proxy between it and its API server: `proxied.set(Rule(...))`."""
+    from aliquot.e2e.faults import FaultProxy  # noqa: PLC0415 - starts a process
+
+    with FaultProxy(rig.plane) as proxy:
+        rig.folders.kubeconfig = proxy.kubeconfig_for("admin-through-proxy", ["system:masters"])
+        yield proxy

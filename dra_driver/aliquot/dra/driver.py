@@ -293,7 +293,8 @@ class Driver:
         if self.status is not None:
             self.status.stop()
         self.kube.close()
-        self.checkpoint.close()
+        if not self.engine.turns.busy():  # a call that outlived its grace goes on until the process ends
+            self.checkpoint.close()
         if self._lock is not None:
             self._lock.close()
         log.info("ended")
