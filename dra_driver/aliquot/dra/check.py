@@ -114,7 +114,7 @@ def check(settings: Settings) -> Iterator[Line]:
     yield from _directories(settings)
     yield from _api(settings, features)
     for inventory in inventories:
-        yield from _cards(settings, inventory, features[0] if features else Features())
+        yield from _cards(settings, inventory, features[0] if features else None)
 
 
 def _tried(area: str, subject: str, work: Callable[[], str], next_step: str = "") -> Line:
@@ -182,8 +182,12 @@ def _files(roots: Roots, inventory: Inventory) -> str:
     return f"{len(files.libraries)} libraries of {files.version}, {len(files.binaries)} programs, all device nodes"
 
 
-def _cards(settings: Settings, inventory: Inventory, features: Features) -> Iterator[Line]:
+def _cards(settings: Settings, inventory: Inventory, features: Features | None) -> Iterator[Line]:
     for card in inventory.cards:
+        if features is None:
+            text = f"{card.name}: how it is offered depends on the API server, which could not be asked"
+            yield _warning("offer", card.uuid, text, "see the lines about the API server")
+            continue
         choice = choose_layout(card, settings.config.card(card.uuid, card.name), features)
         slots = f", {len(choice.layout.slots)} slots" if choice.layout.slots else ""
         yield Line(

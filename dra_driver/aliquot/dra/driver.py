@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 
@@ -53,6 +53,9 @@ from aliquot.node.reaper import Reaper
 from aliquot.node.regions import Regions
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
+P = TypeVar("P")
 
 CALL_WORKERS: Final = 32
 """Calls of kubelet worked on at once; threads are made as they are needed."""
@@ -99,7 +102,7 @@ class Driver:
             if settings.http_port
             else None
         )
-        extra = load_extra_edits(settings.extra_edits) if settings.extra_edits else EMPTY_EDITS
+        extra = _of_a_file(load_extra_edits, settings.extra_edits) if settings.extra_edits else EMPTY_EDITS
         self.hook = HookFiles(settings.state_dir).install(hook_library(settings, hook.STRICT))
         self.regions = Regions(settings.run_dir, hook_library(settings, hook.REGION))
         store = SpecStore(settings.cdi_dir)
@@ -111,7 +114,9 @@ class Driver:
             steps=lambda step: steps(f"checkpoint: {step}"),
             observe=self.metrics.disk.observe,
         )
-        self.kube = Kube.load(settings.kubeconfig, user_agent=f"aliquot-dra-driver/{program_version()}")
+        self.kube = _of_a_file(
+            lambda path: Kube.load(path, user_agent=f"aliquot-dra-driver/{program_version()}"), settings.kubeconfig
+        )
         self.events = EventRecorder(self.kube, component=names.DRIVER, instance=settings.node_name)
         self.effects = Effects(
             driver=driver_source(settings, self.hook, extra),
@@ -317,6 +322,14 @@ class Driver:
     def _announce(self, reason: str, note: str, *, warning: bool = False) -> None:
         node = Reference("v1", "Node", self.settings.node_name, uid=self.settings.node_name)
         (self.events.warning if warning else self.events.normal)(node, reason, note)
+
+
+def _of_a_file(load: Callable[[P], T], path: P) -> T:
+    """`load(path)`, a complaint about the file's content being one about a file."""
+    try:
+        return load(path)
+    except SettingsError as err:
+        raise FileSettingsError(str(err)) from err
 
 
 def hook_library(settings: Settings, name: str) -> Path:
