@@ -99,7 +99,6 @@ def test_a_lost_card_is_bad_and_named_as_far_as_known(fake):
         "nvmlDeviceGetArchitecture",
         "nvmlDeviceGetBrand",
         "nvmlDeviceGetNumGpuCores",
-        "nvmlDeviceGetMigMode",
         "nvmlDeviceGetEccMode",
         "nvmlDeviceGetMinorNumber",
         "nvmlDeviceGetPciInfo*",
@@ -109,13 +108,25 @@ def test_a_lost_card_is_bad_and_named_as_far_as_known(fake):
         "nvmlSystemGetDriverVersion",
     ],
 )
-def test_what_a_driver_does_not_support_is_unknown_not_an_error(fake, function):
+@pytest.mark.parametrize("code", [3, 999])
+def test_what_cannot_be_told_is_unknown_and_the_card_is_there(fake, function, code):
     fake.cards(ONE)
-    fake.control(faults=[{"function": function, "code": 3}])
+    fake.control(faults=[{"function": function, "code": code}])
     cards, bad, _ = read(fake)
     assert bad == []
     assert len(cards) == 1
     assert cards[0]["memory_bytes"] == 24 << 30
+
+
+def test_whether_a_card_is_split_has_to_be_known(fake):
+    fake.cards(ONE, TWO)
+    fake.control(faults=[{"function": "nvmlDeviceGetMigMode", "code": 999, "card": 0}])
+    cards, bad, _ = read(fake)
+    assert [c["uuid"] for c in cards] == [GB]
+    assert bad[0]["uuid"] == GA
+    fake.control(faults=[{"function": "nvmlDeviceGetMigMode", "code": 3}])
+    cards, bad, _ = read(fake)
+    assert [c["mig_capable"] for c in cards] == [False, False]
 
 
 @pytest.mark.parametrize("age", ["470", "525", "550"])

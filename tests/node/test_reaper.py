@@ -168,6 +168,34 @@ def test_a_daemon_that_cannot_see_the_container_gives_nothing_back(
 
 
 @needs_namespaces
+def test_a_daemon_in_a_namespace_of_its_own_may_use_the_nodes_procfs(regions, grant, owner, python):
+    """Then the PIDs it reads are not those its own system calls take."""
+    regions.create(grant())
+    one, two = owner(regions.usage_file("c-1-gpu-0")), owner(regions.usage_file("c-1-gpu-0"))
+    one.do(f"reserve {MIB}")
+    two.do(f"reserve {2 * MIB}")
+    program = (
+        "import os, signal, sys; from pathlib import Path; from aliquot.node.reaper import Reaper;"
+        "from aliquot.node.regions import Regions; from aliquot.hook import REGION, library;"
+        "r = Reaper(Regions(Path(sys.argv[1]), library(REGION)));"
+        "r.round(); r.round(); print(r.counters.reaped, r.counters.processes, r.counters.uncertain, flush=True);"
+        "sys.stdin.readline(); r.round(); print(r.counters.reaped, r.counters.processes, flush=True)"
+    )
+    daemon = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", python, "-c", program, str(regions.run_dir)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert daemon.stdout is not None
+    assert daemon.stdout.readline() == "0 2 0\n"
+    two.end()
+    out, _ = daemon.communicate("\n", timeout=20)
+    assert out.splitlines()[-1] == "1 1"
+    assert used(regions) == MIB
+
+
+@needs_namespaces
 def test_a_process_without_proc_is_known_by_the_file_it_has_mapped(regions, reaper, grant, owner, until):
     regions.create(grant("c-1-gpu-0"))
     regions.create(grant("c-2-gpu-0"))

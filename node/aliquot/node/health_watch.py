@@ -33,8 +33,10 @@ _FIELD_RECOVERY_ACTION: Final = 230
 
 
 class HealthWatch:
-    """The thread. `inventory` gives the latest picture of the node's cards; `on_change` gets every new `Health`.
+    """The thread that keeps `health`.
 
+    `inventory` gives the latest picture of the node's cards (None: there is none yet, so nothing is watched);
+    `on_change` gets every new `Health`.
     `start` once, `stop` once. `step` is one wait and one check, for tests. `reopened` is called after NVML was
     opened anew: what was read before has to be read again.
     """
@@ -42,7 +44,7 @@ class HealthWatch:
     def __init__(
         self,
         nvml: Nvml,
-        inventory: Callable[[], Inventory],
+        inventory: Callable[[], Inventory | None],
         *,
         ignored_xids: frozenset[int] = IGNORED_XIDS,
         on_change: Callable[[Health], None] = lambda _health: None,
@@ -84,6 +86,9 @@ class HealthWatch:
     def step(self, wait_ms: int = WAIT_MS) -> None:
         """Wait for one event, then ask about the cards if it is time. Raises `NvmlError`."""
         inventory = self._inventory()
+        if inventory is None:
+            self._stop.wait(wait_ms / 1000)
+            return
         cards = inventory.by_uuid
         self._change(without(self.health, _devices(inventory)))
         self._listen(inventory)
@@ -115,14 +120,17 @@ class HealthWatch:
         """After a failed step: ask about each card, and open NVML anew when the driver as a whole was away."""
         gone = isinstance(error, NvmlError) and error.driver_gone
         self._forget_events()
+        inventory = self._inventory()
+        if inventory is None:
+            return
         try:
             if gone or not self._nvml.is_open:
                 self._nvml.reopen(after=opening)
                 self._reopened()
-            self._check(self._inventory(), reloaded=gone)
+            self._check(inventory, reloaded=gone)
         except Exception as e:
             health = self.health
-            for card in self._inventory().cards:
+            for card in inventory.cards:
                 health = after_check(health, Check(card.uuid, answers=False, reason=foreign(e)), card)
             self._change(health)
 

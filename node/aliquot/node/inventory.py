@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from aliquot.api.errors import AliquotError, foreign
-from aliquot.node.nvml import NOT_FOUND, Handle, Nvml, NvmlError
+from aliquot.node.nvml import GPU_IS_LOST, NOT_FOUND, RESET_REQUIRED, Handle, Nvml, NvmlError
 
 _EMPTY: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -210,8 +210,8 @@ def read_inventory(
     return Inventory(
         cards=tuple(cards.values()),
         bad=tuple(bad),
-        driver_version=_text(nvml.optional("nvmlSystemGetDriverVersion")),
-        cuda_version=_cuda_version(nvml.optional("nvmlSystemGetCudaDriverVersion_v2")),
+        driver_version=_text(_known(nvml, "nvmlSystemGetDriverVersion")),
+        cuda_version=_cuda_version(_known(nvml, "nvmlSystemGetCudaDriverVersion_v2")),
         opening=opening,
     )
 
@@ -228,18 +228,18 @@ def _read_card(nvml: Nvml, index: int, known: dict[str, str], sysfs: Path, sizes
     """One card; `known` is filled with what names it as soon as that is known, for the report of a failure."""
     handle = nvml.handle("nvmlDeviceGetHandleByIndex", index)
     uuid = known["uuid"] = str(nvml.call("nvmlDeviceGetUUID", handle))
-    bus_id = known["bus_id"] = _bus_id(nvml.optional("nvmlDeviceGetPciInfo", handle))
-    capability = _pair(nvml.optional("nvmlDeviceGetCudaComputeCapability", handle))
+    bus_id = known["bus_id"] = _bus_id(_known(nvml, "nvmlDeviceGetPciInfo", handle))
+    capability = _pair(_known(nvml, "nvmlDeviceGetCudaComputeCapability", handle))
     memory, source, reserved = _memory(nvml, handle, uuid, sizes)
     mig_mode = nvml.optional("nvmlDeviceGetMigMode", handle)
     mig_enabled = mig_mode is not None and int(mig_mode[0]) == 1
-    ecc = nvml.optional("nvmlDeviceGetEccMode", handle)
+    ecc = _known(nvml, "nvmlDeviceGetEccMode", handle)
     return Card(
         uuid=uuid,
         index=index,
-        minor=_whole(nvml.optional("nvmlDeviceGetMinorNumber", handle)),
+        minor=_whole(_known(nvml, "nvmlDeviceGetMinorNumber", handle)),
         name=str(nvml.call("nvmlDeviceGetName", handle)),
-        serial=_text(nvml.optional("nvmlDeviceGetSerial", handle)),
+        serial=_text(_known(nvml, "nvmlDeviceGetSerial", handle)),
         bus_id=bus_id,
         pci_root=_pci_root(sysfs, bus_id),
         numa_node=_numa_node(nvml, handle, sysfs, bus_id),
@@ -247,14 +247,24 @@ def _read_card(nvml: Nvml, index: int, known: dict[str, str], sysfs: Path, sizes
         memory_source=source,
         reserved_bytes=reserved,
         compute_capability=capability,
-        architecture=_ARCHITECTURES.get(int(nvml.optional("nvmlDeviceGetArchitecture", handle, default=0))),
-        brand=_BRANDS.get(int(nvml.optional("nvmlDeviceGetBrand", handle, default=0))),
-        multiprocessors=_multiprocessors(nvml.optional("nvmlDeviceGetNumGpuCores", handle), capability),
+        architecture=_ARCHITECTURES.get(int(_known(nvml, "nvmlDeviceGetArchitecture", handle) or 0)),
+        brand=_BRANDS.get(int(_known(nvml, "nvmlDeviceGetBrand", handle) or 0)),
+        multiprocessors=_multiprocessors(_known(nvml, "nvmlDeviceGetNumGpuCores", handle), capability),
         ecc=None if ecc is None else bool(ecc[0]),
         mig_capable=mig_mode is not None,
         mig_enabled=mig_enabled,
         mig=_mig_instances(nvml, handle, uuid) if mig_enabled else (),
     )
+
+
+def _known(nvml: Nvml, function: str, *args: Any) -> Any:
+    """A fact that a card can do without: None when it cannot be told, unless the card itself is the reason."""
+    try:
+        return nvml.call(function, *args)
+    except NvmlError as e:
+        if e.code in (GPU_IS_LOST, RESET_REQUIRED) or e.driver_gone:
+            raise
+        return None
 
 
 def _memory(
@@ -263,7 +273,7 @@ def _memory(
     """(bytes, who said so, bytes reserved by the driver)."""
     info = nvml.optional("nvmlDeviceGetMemoryInfo", handle)
     if info is not None and int(info.total) > 0:
-        newer = nvml.optional("nvmlDeviceGetMemoryInfo", handle, _MEMORY_INFO_V2)
+        newer = _known(nvml, "nvmlDeviceGetMemoryInfo", handle, _MEMORY_INFO_V2)
         return int(info.total), MemorySource.NVML, None if newer is None else int(newer.reserved)
     size = sizes.cuda(uuid) if sizes.cuda is not None else None
     if size:
@@ -333,7 +343,7 @@ def _numa_node(nvml: Nvml, handle: Handle, sysfs: Path, bus_id: str) -> int | No
             node = -1
         if node >= 0:
             return node
-    return _whole(nvml.optional("nvmlDeviceGetNumaNodeId", handle))
+    return _whole(_known(nvml, "nvmlDeviceGetNumaNodeId", handle))
 
 
 def _multiprocessors(cores: Any, capability: tuple[int, int] | None) -> int | None:

@@ -84,6 +84,8 @@ class Processes:
         self._epoll.register(self._wake, select.EPOLLIN)
         self._seen: set[int] = set()
         self._own = self._namespace("self")
+        # A procfs of an outer namespace shows PIDs that mean somebody else to our own system calls.
+        self._pids_are_ours = len(self._pids_of("self")) == 1
         self._seen.add(self._own)
         self._sees_nested = self._own == _INITIAL_PID_NAMESPACE
 
@@ -150,7 +152,7 @@ class Processes:
     def _watch(self, owner: Owner, host_pid: int) -> bool:
         """Watch a process that was found; False: it died before we could."""
         pidfd = -1
-        if len(self._by_fd) < self._most_watched:
+        if self._pids_are_ours and len(self._by_fd) < self._most_watched:
             try:
                 pidfd = os.pidfd_open(host_pid)
             except ProcessLookupError:
@@ -159,9 +161,10 @@ class Processes:
                 # An old kernel, or no descriptors left: asking /proc each round works too.
                 if e.errno not in (errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.EPERM):
                     raise
-        if pidfd >= 0 and not self._is(owner, host_pid):
+        if not self._is(owner, host_pid):
             # The PID went to somebody else between the look and the pidfd.
-            os.close(pidfd)
+            if pidfd >= 0:
+                os.close(pidfd)
             return False
         self._watched[owner] = (host_pid, pidfd)
         if pidfd >= 0:
@@ -256,7 +259,7 @@ class Processes:
     def _pids(self) -> list[int]:
         return [int(name) for name in os.listdir(self._proc) if name.isdigit()]
 
-    def _read(self, host_pid: int, file: str) -> bytes | None:
+    def _read(self, host_pid: int | str, file: str) -> bytes | None:
         try:
             handle = os.open(f"{self._proc}/{host_pid}/{file}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -290,11 +293,16 @@ class Processes:
             return _GONE
 
     def _own_pid(self, host_pid: int) -> int:
-        """PID in the process's own namespace: the last number of NSpid."""
+        """PID in the process's own namespace; 0: gone."""
+        pids = self._pids_of(host_pid)
+        return int(pids[-1]) if pids else 0
+
+    def _pids_of(self, host_pid: int | str) -> list[bytes]:
+        """Its PIDs from this procfs's namespace inwards (NSpid)."""
         for line in (self._read(host_pid, "status") or b"").split(b"\n"):
             if line.startswith(b"NSpid:"):
-                return int(line.split()[-1])
-        return 0
+                return line.split()[1:]
+        return []
 
     def _maps(self, host_pid: int, inode: int) -> bool:
         """Whether the process has the file with that inode mapped for writing, shared."""

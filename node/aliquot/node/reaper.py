@@ -134,6 +134,8 @@ class Reaper:
 
     def stop(self) -> None:
         """End at once and wait for the round that may be running; the reaper cannot be started again."""
+        if self._stop.is_set():
+            return
         self._stop.set()
         self._processes.wake()
         if self._thread is not None:
