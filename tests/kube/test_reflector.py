@@ -96,6 +96,12 @@ class Rig:
         reflector.start()
         return reflector
 
+    def end(self):
+        for reflector in self.reflectors:
+            reflector.stop()
+            assert reflector.join(PATIENCE_S)
+        self.kube.close()
+
     def names(self, reflector):
         return sorted(item.metadata.name for item in reflector.items())
 
@@ -104,9 +110,7 @@ class Rig:
 def rig(server, kube):
     made = Rig(server, kube)
     yield made
-    for reflector in made.reflectors:
-        reflector.stop()
-        assert reflector.join(PATIENCE_S)
+    made.end()
 
 
 class TestListAndWatch:
@@ -211,12 +215,29 @@ class TestResume:
         server.wait_for(lambda requests: len(requests) == 3)
         assert server.watches()[1].query["resourceVersion"] == "40"
 
-    def test_silence_ends_a_watch(self, rig):
+    def test_silence_after_events_resumes_from_the_last(self, rig):
         server = rig.server
-        server.script(server.Reply(listing()), server.Stream(), server.Stream(event("ADDED", thing("a", 11))))
+        server.script(
+            server.Reply(listing()),
+            server.Stream(event("ADDED", thing("a", 11))),
+            server.Stream(event("ADDED", thing("b", 12))),
+        )
         reflector = rig.start(silence_s=0.2)
-        rig.heard.wait_for(1)
-        assert reflector.stats.failures == {"Unreachable": 1}
+        rig.heard.wait_for(2)
+        assert server.watches()[1].query["resourceVersion"] == "11"
+        assert reflector.stats.failures["Unreachable"] >= 1
+
+    def test_a_watch_that_never_said_a_word_means_a_new_list(self, rig):
+        """So a server behaves towards a version from the future, after its store was restored from a backup."""
+        server = rig.server
+        server.script(
+            server.Reply(listing(thing("a", 1), version="900")),
+            server.Stream(),
+            server.Reply(listing(version="100")),
+            server.Stream(),
+        )
+        rig.start(silence_s=0.2)
+        assert rig.heard.wait_for(2)[1] == ("deleted", "a")
 
     @pytest.mark.parametrize("how", ["status", "event"])
     def test_410_means_a_new_list_and_its_differences(self, rig, how):
@@ -237,7 +258,7 @@ class TestResume:
 
     @pytest.mark.parametrize(("code", "reason"), [(504, "Timeout"), (400, "BadRequest"), (422, "Invalid")])
     def test_a_version_the_server_cannot_serve_means_a_new_list(self, rig, code, reason):
-        """After its store was restored from a backup, a server is behind what we have seen."""
+        """What a server says to a version it does not have (yet)."""
         server = rig.server
         server.script(
             server.Reply(listing(thing("a", 1), version="900")),
@@ -346,11 +367,12 @@ class TestBackOff:
         assert reflector.synced.wait(PATIENCE_S)
         assert rig.waits.asked == [0.5, 1]
 
-    def test_a_server_that_is_away_for_a_while(self, make_server, write_kubeconfig):
+    def test_a_server_that_is_away_for_a_while(self, make_server, write_kubeconfig, request):
         server = make_server()
         stream = server.Stream()
         server.script(server.Reply(listing(thing("a", 1))), stream)
         rig = Rig(server, Kube.load(write_kubeconfig(server.url)))
+        request.addfinalizer(rig.end)
         back = {}
 
         def gate(count):
@@ -364,9 +386,6 @@ class TestBackOff:
         rig.heard.wait_for(2)
         assert rig.names(reflector) == ["a", "b"]
         assert reflector.stats.failures["Unreachable"] == 5
-        reflector.stop()
-        assert reflector.join(PATIENCE_S)
-        rig.kube.close()
 
 
 class TestBadItems:

@@ -26,7 +26,17 @@ from aliquot.api.errors import foreign
 from aliquot.api.log import get_logger
 from aliquot.kube.backoff import Backoff
 from aliquot.kube.client import PAGE_LIMIT, Kube, Stream
-from aliquot.kube.errors import ApiError, Gone, Invalid, NotFound, ServerError, Status, error_from, read_status
+from aliquot.kube.errors import (
+    ApiError,
+    Gone,
+    Invalid,
+    NotFound,
+    ServerError,
+    Status,
+    Unreachable,
+    error_from,
+    read_status,
+)
 from aliquot.kube.objects import Decoder, Object, WatchEvent
 from aliquot.kube.paths import Query, target
 
@@ -37,6 +47,8 @@ SILENCE_S: Final = 150.0
 WATCH_LIMIT_S: Final = (240.0, 360.0)
 """The server ends each watch after a random time in this range, so that a fleet's watches do not renew in step."""
 
+_SILENCE: Final = "ReadTimeoutError"
+"""Reason of `Unreachable` when a connection stands and nothing comes."""
 _TIMEOUT: Final = 504
 """What a server says to a version it has not reached: its store was restored from an older state."""
 
@@ -111,6 +123,8 @@ class Reflector(Generic[T]):
         self._version = ""
         """resourceVersion to watch from; empty: list first."""
         self._opened_at: float | None = None
+        self._mute = False
+        """The present stream is open, and nothing was heard in it yet."""
         self._heard_at = clock()
 
     # ---- for readers ----
@@ -160,7 +174,7 @@ class Reflector(Generic[T]):
         """The loop, until `stop`. `start` runs it on a thread of its own."""
         while not self._stop.is_set():
             failure: Exception | None = None
-            self._opened_at = None
+            self._opened_at, self._mute = None, False
             try:
                 if not self._version:
                     self._list()
@@ -175,6 +189,10 @@ class Reflector(Generic[T]):
         """What the end of a stream means for the next one, and how long to wait before it."""
         if isinstance(failure, Gone | NotFound | Invalid) or getattr(failure, "status", 0) == _TIMEOUT:
             self._version = ""  # the server answers, but not for this version: it is too old, or of another life
+        if self._mute and isinstance(failure, Unreachable) and failure.reason == _SILENCE:
+            # To a version from the future (its store was restored from a backup) a server opens the watch and then
+            # says nothing, not even bookmarks; measured on 1.36.
+            self._version = ""
         # Only a stream that was open counts: a list that hung for half a minute shows nothing good.
         if self._opened_at is not None and self._clock() - self._opened_at >= LIVED_S:
             self._backoff.reset()
@@ -237,8 +255,9 @@ class Reflector(Generic[T]):
                 # `stop` sets the event first and looks for a stream then, so one of the two sees the other.
                 if self._stop.is_set():
                     return
-                self._opened_at = self._clock()
+                self._opened_at, self._mute = self._clock(), True
                 for line in stream.lines():
+                    self._mute = False
                     self._event(line)
                     if self._stop.is_set():
                         return
