@@ -122,7 +122,7 @@ def ours(hook_dir: Path, tell: Callable[[str], None] = say) -> Image:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         for library in libraries:
-            target = folder / "usr" / "lib" / "aliquot" / library.name
+            target = folder / site / "aliquot" / "hook" / "lib" / library.name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(library, target)
             target.chmod(0o755)
@@ -136,7 +136,7 @@ def ours(hook_dir: Path, tell: Callable[[str], None] = say) -> Image:
         _layer("wheels", _hash([lock], (_PYTHON, platform.machine())), lambda f: _fill_wheels(f / site, lock), tell),
         _layer("aliquot", _hash([*code, *libraries], [str(p.relative_to(ROOT)) for p in code]), fill_code, tell),
     ]
-    environment = [_PATH, "PYTHONUNBUFFERED=1", "ALIQUOT_HOOK_DIR=/usr/lib/aliquot"]
+    environment = [_PATH, "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"]
     return _image(OURS, layers, {"Entrypoint": ["aliquot-dra-driver"], "Env": environment, "WorkingDir": "/"})
 
 

@@ -77,7 +77,7 @@ for path in $NODE_PATHS; do
     mkdir -p "$STATE/$NODE$path"
     mount --bind "$STATE/$NODE$path" "$path"
 done
-mount --make-rshared /var/lib/kubelet
+mount --make-rshared /  # as systemd leaves it; kubelet and HostToContainer mounts rely on it
 echo ready
 exec sleep infinity >/dev/null 2>&1
 """
