@@ -76,7 +76,7 @@ def test_b096_deleting_what_was_never_there_succeeds_without_a_write(path):
     checkpoint = plain(path, steps=wrote.append)
     wrote.clear()
     checkpoint.delete("u1")
-    assert wrote == []
+    assert "write" not in wrote
 
 
 def test_putting_the_same_again_writes_nothing(path):
@@ -85,7 +85,7 @@ def test_putting_the_same_again_writes_nothing(path):
     checkpoint.put("u1", {"a": 1})
     wrote.clear()
     checkpoint.put("u1", {"a": 1})
-    assert wrote == []
+    assert "write" not in wrote
 
 
 def test_the_file_is_readable_by_people_and_tools(path):
@@ -405,6 +405,31 @@ def test_two_daemons_of_a_rolling_update_see_each_others_writes(path):
     with new.session():
         assert set(new.records()) == {"u1", "u3"}
     assert set(reread(path)) == {"u1", "u3"}
+
+
+def test_what_the_other_daemon_took_away_is_written_again(path):
+    old, new = plain(path), plain(path)
+    old.put("u1", {"a": 1})
+    new.delete("u1")  # which it has never seen before
+    assert reread(path) == {}
+    old.put("u1", {"a": 1})
+    assert reread(path) == {"u1": {"a": 1}}
+
+
+def test_a_write_of_the_other_daemon_right_after_ours_is_kept(path):
+    """The moment between giving the file free and telling our callers is the other daemon's to write in."""
+    other = plain(path)
+    writes: list[int] = []
+
+    def observe(_seconds: float) -> None:
+        writes.append(1)
+        if len(writes) == 1:
+            other.put("theirs", {})
+
+    ours = plain(path, observe=observe)
+    ours.stage("one", {}).wait()
+    ours.put("two", {})
+    assert set(reread(path)) == {"one", "theirs", "two"}
 
 
 def test_a_session_keeps_the_other_daemon_out_and_names_itself(path):

@@ -266,6 +266,27 @@ def test_b232_a_damaged_region_is_reported_once_and_harms_nobody_else(
     reaper.stop()
 
 
+def test_findings_that_come_and_go_are_reported_once_until_a_minute_of_quiet(regions, grant):
+    regions.create(grant())
+    path = regions.usage_file("c-1-gpu-0")
+    whole = path.read_bytes()
+    now, found = [0], []
+    reaper = Reaper(regions, clock_ns=lambda: now[0], on_trouble=lambda _name, finding: found.append(finding))
+    for _ in range(5):
+        path.write_bytes(b"\xff" * len(whole))
+        reaper.round()
+        path.write_bytes(whole)
+        reaper.round()
+        now[0] += 10_000_000_000
+    assert len(found) == 1
+    now[0] += 61_000_000_000
+    reaper.round()
+    path.write_bytes(b"\xff" * len(whole))
+    reaper.round()
+    assert len(found) == 2
+    reaper.stop()
+
+
 def test_random_scribble_neither_stops_nor_slows_it(regions, grant):
     import random  # noqa: PLC0415
 

@@ -58,7 +58,7 @@ class Ticket:
         self.uid = uid  # None: it is the boot id that changes
         self.raw = raw
         self.done = done
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
     def wait(self) -> None:
         """Until durable. Raises `HardwareError` (disk), `ConflictError` (another process holds the file)."""
@@ -155,17 +155,20 @@ class Checkpoint(Generic[R]):
 
     def put(self, uid: str, record: R) -> None:
         """Set a record; durable on return. Raises like `Ticket.wait`."""
-        self.stage(uid, record).wait()
+        with self.session():
+            self.stage(uid, record).wait()
 
     def delete(self, uid: str) -> None:
-        """Forget a claim; durable on return, at once when it is unknown. Raises like `Ticket.wait`."""
-        self.stage(uid, None).wait()
+        """Forget a claim; durable on return, without a write when it is unknown. Raises like `Ticket.wait`."""
+        with self.session():
+            self.stage(uid, None).wait()
 
     def stage(self, uid: str, record: R | None) -> Ticket:
         """Change the map now (every reader of this process sees it) and write it later, in `Ticket.wait`.
 
         For a caller that plans under a lock of its own: stage inside, wait outside, and forty plans share two
-        writes. A change whose wait raises is taken out of the map again.
+        writes. A change whose wait raises is taken out of the map again. What is there already needs no write, so
+        with two daemons on one file this belongs into a `session`, as in `put` and `delete`.
         """
         with self._state:
             old = self._latest_raw(uid)
@@ -244,9 +247,8 @@ class Checkpoint(Generic[R]):
 
     def _flush(self) -> None:
         """Write everything staged; called by one thread at a time, without the state lock."""
-        error: BaseException | None = None
+        error: Exception | None = None
         batch: list[Ticket] = []
-        content = self._content
         try:
             with self.session():
                 with self._state:
@@ -254,7 +256,9 @@ class Checkpoint(Generic[R]):
                     content = self._next_content(batch)
                 started = time.perf_counter()
                 self._file.write(encode(content))
-                self._observe(time.perf_counter() - started)
+                took = time.perf_counter() - started
+                with self._state:  # before anybody else may write, or their content would be taken back here
+                    self._content = content
         except OSError as e:
             error = HardwareError(
                 f"checkpoint {self.path} cannot be written: {foreign(e)}; make room on that disk or repair it"
@@ -268,13 +272,14 @@ class Checkpoint(Generic[R]):
         with self._state:
             self._flushing = False
             if error is None:
-                self._content = content
                 self._finish(batch, None)
             else:
                 # Also what was staged since: it may build on a change that is now taken back.
                 self._finish(list(self._staged), error)
                 self._show_all()
             self._state.notify_all()
+        if error is None:
+            self._observe(took)
 
     def _next_content(self, batch: list[Ticket]) -> Content:
         claims = dict(self._content.claims)
@@ -288,7 +293,7 @@ class Checkpoint(Generic[R]):
                 claims[ticket.uid] = ticket.raw
         return self._content.following(claims, boot_id)
 
-    def _finish(self, tickets: list[Ticket], error: BaseException | None) -> None:
+    def _finish(self, tickets: list[Ticket], error: Exception | None) -> None:
         for ticket in tickets:
             ticket.error = error
             ticket.done = True

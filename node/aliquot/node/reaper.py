@@ -41,10 +41,14 @@ _BACKOFF_MOST_S: Final = 5.0
 _GRANTS_EVERY: Final = 10
 """Rounds between two readings of all grant files, which another process may have changed in place."""
 
+_QUIET_NS: Final = 60_000_000_000
+"""A region without findings for this long is well again."""
+
 _SUSPICIOUS: Final = "says things no hook would write"
 _COMPLAINTS: Final = "a hook complained about it"
 _UNSEEN: Final = "owners in a PID namespace that this daemon cannot see; run it with hostPID"
 _NO_GRANT: Final = "its grant file is no grant that this release reads"
+_NO_HINTS: Final = "its grant file takes no hints"
 _CROWDED: Final = "more slots than this release reads"
 
 
@@ -89,8 +93,8 @@ class _Region:
     unsettled: bool = False
     finding: str | None = None
     """Of this round's reading."""
-    trouble: str | None = None
-    """What was reported last."""
+    reported: dict[str, int] = field(default_factory=dict)
+    """Findings that were reported, and when they were last seen; CLOCK_MONOTONIC."""
     last_launch_ns: int = 0
 
 
@@ -174,8 +178,9 @@ class Reaper:
                 region.finding = _UNSEEN
             if region.finding is None and name in self._damaged:
                 region.finding = _NO_GRANT
-            self._report(name, region)
         self._advise()
+        for name, region in self._known.items():
+            self._report(name, region)
         self.counters.regions = len(names)
         self.counters.processes = len(judged.alive)
         self.counters.uncertain = len(judged.uncertain)
@@ -298,19 +303,24 @@ class Reaper:
                 heartbeat_ns=now,
             )
         except OSError as e:
-            if e.errno != errno.ENOENT:
-                _log.warning("hints not written", grant=name, reason=foreign(e.strerror))
+            if e.errno != errno.ENOENT:  # removed meanwhile
+                self._known[name].finding = _NO_HINTS
 
     # ---- reports
 
     def _report(self, name: str, region: _Region) -> None:
-        """Tell of a finding when it is new for this region, and of its end."""
-        finding = region.finding
-        if finding == region.trouble:
-            return
-        region.trouble = finding
-        if finding is None:
+        """Tell of a finding when it is new for this region, and when none was seen for a while.
+
+        A tenant can make findings come and go as fast as we look, so one that was seen lately is not new.
+        """
+        now, finding = self._clock_ns(), region.finding
+        new = finding is not None and finding not in region.reported
+        if finding is not None:
+            region.reported[finding] = now
+        elif region.reported and now - max(region.reported.values()) > _QUIET_NS:
+            region.reported.clear()
             _log.info("region is well again", grant=name)
+        if not new or finding is None:
             return
         self.counters.troubles[finding] = self.counters.troubles.get(finding, 0) + 1
         _log.warning("region in trouble", grant=name, finding=finding)
