@@ -42,7 +42,7 @@ class Reference:
         done = subprocess.run(
             [self.program], input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=120, check=True
         )
-        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        answers = [json.loads(line) for line in done.stdout.rstrip("\n").split("\n")]
         assert len(answers) == len(lines), done.stderr
         assert not [answer for answer in answers if answer["error"].startswith("request:")]
         return answers

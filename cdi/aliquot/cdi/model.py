@@ -11,6 +11,7 @@ tell 0 from absent, and an *empty* `IntelRdt` is not the same as none (it raises
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
@@ -37,7 +38,7 @@ class _Object(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values in a fixed order: that of the fields here. Optional fields that are empty are left out."""
         out: dict[str, Any] = {}
-        for field in msgspec.structs.fields(type(self)):
+        for field in _fields(type(self)):
             value = getattr(self, field.name)
             if not field.required and value == field.default:
                 continue
@@ -56,6 +57,12 @@ class _Object(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
             return msgspec.convert(_without_nulls(data), cls)
         except msgspec.ValidationError as error:
             raise SettingsError(f"not a CDI {cls.__name__}: {foreign(error)}") from error
+
+
+@functools.cache
+def _fields(kind: type[_Object]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The fields of a class; msgspec works them out of the annotations each time, most of the cost of a file."""
+    return msgspec.structs.fields(kind)
 
 
 def _plain(value: Any) -> Any:

@@ -34,6 +34,7 @@ FILE_LIMIT: Final = 1 << 20
 
 _UINT32: Final = 1 << 32
 _INT64: Final = 1 << 63
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ANNOTATION_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _DNS_SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
@@ -347,7 +348,7 @@ def _strict_path(path: str, at: str) -> Iterator[Problem]:
 
 
 def _strict_text(text: str, at: str) -> Iterator[Problem]:
-    if any(ord(c) < 0x20 or ord(c) == 0x7F or 0xD800 <= ord(c) <= 0xDFFF for c in text):
+    if _CONTROL.search(text):
         yield Problem(at, f"{text!r} holds a control character")
 
 
