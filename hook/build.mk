@@ -16,12 +16,62 @@ CFLAGS ?= -O2 -g
 BASE := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -fno-strict-aliasing -Ihook/include -Ihook/src $(WARN)
 LINK := -shared -Wl,-z,relro,-z,now -Wl,--no-undefined -Wl,--as-needed
 
-.PHONY: all region
-all: region
+.PHONY: all region hook test-builds
+all: region hook
 region: $(B)/libaliquot-region.so
+hook: $(B)/libvgpu.so $(B)/libvgpu-strict.so
+
+HEADERS := $(wildcard hook/src/*.h hook/include/*.h)
 
 REGION_SOURCES := hook/src/region_node.c hook/src/account.c hook/src/guard.c
-$(B)/libaliquot-region.so: $(REGION_SOURCES) $(wildcard hook/src/*.h hook/include/*.h) hook/build.mk
+$(B)/libaliquot-region.so: $(REGION_SOURCES) $(HEADERS) hook/build.mk
 	@mkdir -p $(@D)
 	$(CC) $(BASE) $(CFLAGS) $(LINK) -Wl,-soname,libaliquot-region.so -o $@.tmp $(REGION_SOURCES) -pthread
 	mv $@.tmp $@
+
+# ---- generated -------------------------------------------------------------------------------------------
+
+GEN := $(B)/gen
+$(GEN)/stamp: build/symbols.json hook/symbols-class.txt $(wildcard hook/gen/*.py)
+	$(PY) hook/gen build/symbols.json hook/symbols-class.txt $(GEN)
+	touch $@
+
+# ---- the hook --------------------------------------------------------------------------------------------
+#
+# One object per source and build; no start files (they bring constructors), nothing but libc, every name closed.
+
+SOURCES := $(filter-out $(REGION_SOURCES),$(wildcard hook/src/*.c)) hook/src/account.c
+HOOK_FLAGS := $(BASE) -I$(GEN) -fno-plt -fno-stack-protector -fno-asynchronous-unwind-tables -fno-exceptions \
+	-ffunction-sections -fdata-sections -fno-builtin-strcmp
+HOOK_LINK := $(LINK) -nostartfiles -Wl,--gc-sections -Wl,-Bsymbolic -Wl,--version-script=$(GEN)/exports.map \
+	-Wl,--hash-style=gnu -Wl,-z,noexecstack -Wl,--build-id
+
+# $(call build,NAME,FOLDER,FLAGS)
+define build
+$(2)_OBJECTS := $(patsubst hook/src/%.c,$(B)/obj/$(2)/%.o,$(SOURCES)) $(B)/obj/$(2)/entry.o $(B)/obj/$(2)/names.o \
+	$(B)/obj/$(2)/wrappers.o
+$(B)/obj/$(2)/%.o: hook/src/%.c $(HEADERS) $(GEN)/stamp hook/build.mk
+	@mkdir -p $$(@D)
+	$(CC) $(HOOK_FLAGS) $(CFLAGS) $(3) -c -o $$@ $$<
+$(B)/obj/$(2)/%.o: hook/src/%.S hook/build.mk
+	@mkdir -p $$(@D)
+	$(CC) -c -o $$@ $$<
+$(B)/obj/$(2)/names.o: $(GEN)/stamp
+	@mkdir -p $$(@D)
+	$(CC) $(HOOK_FLAGS) $(CFLAGS) -c -o $$@ $(GEN)/names.c
+$(B)/obj/$(2)/wrappers.o: $(GEN)/stamp
+	@mkdir -p $$(@D)
+	$(CC) -c -o $$@ $(GEN)/wrappers.S
+$(1): $$($(2)_OBJECTS)
+	@mkdir -p $$(@D)
+	$(CC) $(HOOK_LINK) -Wl,-soname,$$(notdir $(1)) -o $$@.tmp $$($(2)_OBJECTS)
+	mv $$@.tmp $$@
+endef
+
+$(eval $(call build,$(B)/libvgpu.so,standalone,))
+$(eval $(call build,$(B)/libvgpu-strict.so,strict,-DAQ_STRICT))
+$(eval $(call build,$(B)/test/libvgpu.so,test-standalone,-DAQ_ROOT_PATCHABLE))
+$(eval $(call build,$(B)/test/libvgpu-strict.so,test-strict,-DAQ_STRICT -DAQ_ROOT_PATCHABLE))
+
+# The same two with a root that a test can write into a copy of the file.
+test-builds: $(B)/test/libvgpu.so $(B)/test/libvgpu-strict.so

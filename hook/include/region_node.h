@@ -75,9 +75,9 @@ int aq_usage_read(const char *path, struct aq_usage_report *report, struct aq_us
 int aq_usage_settle(const char *path, const uint64_t *dead, size_t dead_count,
 		    struct aq_usage_report *report);
 
-/* Gives back one slot of an owner that is known to be gone: 1, or 0 when the slot is not `owner`'s any more. For
- * owners whose word occurs twice (equal PIDs in two namespaces, begun in one clock tick) and only one of whom is
- * dead; the account is left to aq_usage_settle. */
+/* Gives back one slot of an owner that is known to be gone: 1, or 0 when the slot is not `owner`'s any more.
+ * For owners whose word occurs twice (equal PIDs in two namespaces, begun in one clock tick) and only one of
+ * whom is dead; the account is left to aq_usage_settle. */
 int aq_usage_reap(const char *path, uint32_t index, uint64_t owner);
 
 /* Tells the owner of slot `index` its PID on the host (only if `owner` still holds the slot). */

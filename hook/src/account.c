@@ -42,14 +42,15 @@ static void word_add(uint64_t *word, uint64_t units)
 	} while (!swap(word, &seen, moved(seen, sum)));
 }
 
-static void word_subtract(uint64_t *word, uint64_t units)
+/* Returns what was there to be taken off. */
+static uint64_t word_subtract(uint64_t *word, uint64_t units)
 {
 	uint64_t seen = load(word);
-	uint64_t rest;
+	uint64_t part;
 	do {
-		rest = aq_word_units(seen);
-		rest = rest > units ? rest - units : 0;
-	} while (!swap(word, &seen, moved(seen, rest)));
+		part = aq_word_units(seen) < units ? aq_word_units(seen) : units;
+	} while (!swap(word, &seen, moved(seen, aq_word_units(seen) - part)));
+	return part;
 }
 
 static void mark_unsettled(struct aq_usage_file *file)
@@ -102,24 +103,30 @@ int aq_account_reserve(const struct aq_account *account, struct aq_usage_slot *s
 	}
 }
 
-void aq_account_release(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units)
+uint64_t aq_account_release_up_to(const struct aq_account *account, struct aq_usage_slot *slot,
+				  uint64_t units)
 {
 	struct aq_usage_file *file = account->file;
 	uint64_t epoch = load(&file->epoch);
-	word_subtract(&slot->charge, units);
+	units = word_subtract(&slot->charge, units);
 	uint64_t seen = load(&file->account);
 	for (;;) {
 		/* Checked for every value of `seen`: a settle that already left our units out changes the
 		 * epoch before it changes the account. */
 		if (load(&file->epoch) != epoch) {
 			mark_unsettled(file);
-			return;
+			return units;
 		}
 		uint64_t rest = aq_word_units(seen);
 		rest = rest > units ? rest - units : 0;
 		if (swap(&file->account, &seen, moved(seen, rest)))
-			return;
+			return units;
 	}
+}
+
+void aq_account_release(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units)
+{
+	aq_account_release_up_to(account, slot, units);
 }
 
 uint32_t aq_account_used_slots(const struct aq_account *account)

@@ -54,8 +54,12 @@ uint64_t aq_account_units(const struct aq_account *account);
 int aq_account_reserve(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units,
 		       uint64_t limit);
 
-/* Takes `units` off again. Words that somebody scribbled over are clamped at zero. */
+/* Takes `units` off again; never more than the slot is charged with. */
 void aq_account_release(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units);
+
+/* Takes off as much of `units` as the slot is charged with. Returns how much that was. */
+uint64_t aq_account_release_up_to(const struct aq_account *account, struct aq_usage_slot *slot,
+				  uint64_t units);
 
 /* Takes a free slot for (pid, start), or the one that the same process held before an exec; its charge is 0.
  * Returns the index, or -EUSERS when every slot is taken. `owner` gets the owner word. */

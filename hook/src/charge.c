@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * See charge.h.
+ */
+#include "charge.h"
+
+#include <errno.h>
+
+#include "identity.h"
+#include "lock.h"
+#include "pool.h"
+#include "say.h"
+#include "view.h"
+
+#define SETTLE_ATTEMPTS 4096u
+#define SPLIT_ATTEMPTS  16
+
+static struct aq_usage_slot *claim(struct aq_share *share)
+{
+	struct aq_process *process = aq_process();
+	aq_lock(&process->claiming);
+	struct aq_usage_slot *slot = __atomic_load_n(&process->slot[share->index], __ATOMIC_ACQUIRE);
+	if (slot == NULL) {
+		if (!process->known)
+			aq_identify(process);
+		/* Neighbours that ended before we came are nobody's business any more. */
+		aq_share_tidy(share);
+		uint64_t owner;
+		int index =
+		    aq_account_claim(&share->account, process->pid, process->start, process->pidns, &owner);
+		if (index >= 0) {
+			slot = aq_account_slot(&share->account, (uint32_t)index);
+			__atomic_store_n(&process->slot[share->index], slot, __ATOMIC_RELEASE);
+		}
+	}
+	aq_unlock(&process->claiming);
+	if (slot == NULL)
+		AQ_SAY(AQ_SAY_SLOTS,
+		       "this share of a GPU is used by as many processes as its usage file has room for; "
+		       "this process gets no GPU memory");
+	return slot;
+}
+
+struct aq_usage_slot *aq_slot(struct aq_share *share)
+{
+	struct aq_usage_slot *slot = __atomic_load_n(&aq_process()->slot[share->index], __ATOMIC_ACQUIRE);
+	return __builtin_expect(slot != NULL, 1) ? slot : claim(share);
+}
+
+void aq_share_tidy(struct aq_share *share)
+{
+	struct aq_process *process = aq_process();
+	uint32_t used = aq_account_used_slots(&share->account);
+	for (uint32_t i = 0; i < used; i++) {
+		struct aq_usage_slot *slot = aq_account_slot(&share->account, i);
+		uint64_t owner = __atomic_load_n(&slot->owner, __ATOMIC_SEQ_CST);
+		if (owner == 0)
+			continue;
+		uint64_t pidns = __atomic_load_n(&slot->pidns, __ATOMIC_SEQ_CST);
+		if (aq_owner_gone(process, owner, pidns))
+			aq_account_reap(&share->account, i, owner);
+	}
+	aq_account_settle(&share->account, SETTLE_ATTEMPTS, NULL);
+	aq_view_refresh(share);
+}
+
+static uint64_t remaining(struct aq_share *share)
+{
+	uint64_t limit = aq_share_limit(share);
+	uint64_t used = aq_account_units(&share->account);
+	return limit > used ? limit - used : 0;
+}
+
+/* Takes as much of `units` as the share has left. Returns what it took. */
+static uint64_t take_part(struct aq_share *share, uint64_t units)
+{
+	struct aq_usage_slot *slot = aq_slot(share);
+	while (slot && units > 0) {
+		uint64_t left = remaining(share);
+		uint64_t part = units < left ? units : left;
+		if (part == 0)
+			break;
+		if (aq_account_reserve(&share->account, slot, part, aq_share_limit(share)) == 0) {
+			aq_view_update(share, slot);
+			return part;
+		}
+	}
+	return 0;
+}
+
+static void give_part(struct aq_share *share, struct aq_usage_slot *slot, uint64_t units)
+{
+	aq_account_release(&share->account, slot, units);
+	aq_view_update(share, slot);
+}
+
+/* Over all shares of the card, each as far as it goes. */
+static int charge_split(const struct aq_card *card, uint64_t units)
+{
+	uint64_t part[AQ_MAX_SHARES];
+	for (int attempt = 0; attempt < SPLIT_ATTEMPTS; attempt++) {
+		uint64_t missing = units, free = 0;
+		for (uint32_t i = 0; i < card->share_count; i++) {
+			part[i] = missing ? take_part(&aq_shares[card->share[i]], missing) : 0;
+			missing -= part[i];
+		}
+		if (missing == 0)
+			return 0;
+		for (uint32_t i = card->share_count; i-- > 0;) {
+			struct aq_share *share = &aq_shares[card->share[i]];
+			if (part[i])
+				give_part(share, aq_slot(share), part[i]);
+		}
+		/* Two that each took a part of what only one can have: once more, as long as it could fit. */
+		for (uint32_t i = 0; i < card->share_count; i++)
+			free += remaining(&aq_shares[card->share[i]]);
+		if (free < units)
+			break;
+	}
+	return -ENOMEM;
+}
+
+int aq_charge_quickly(unsigned number, uint64_t units)
+{
+	const struct aq_card *card = &aq_cards[number];
+	if (__builtin_expect(card->share_count != 1, 0))
+		return charge_split(card, units);
+	struct aq_share *share = &aq_shares[card->share[0]];
+	struct aq_usage_slot *slot = aq_slot(share);
+	if (slot == NULL || aq_account_reserve(&share->account, slot, units, aq_share_limit(share)) < 0)
+		return -ENOMEM;
+	aq_view_update(share, slot);
+	return 0;
+}
+
+void aq_make_room(unsigned number)
+{
+	const struct aq_card *card = &aq_cards[number];
+	aq_pools_sync(number);
+	for (uint32_t i = 0; i < card->share_count; i++)
+		aq_share_tidy(&aq_shares[card->share[i]]);
+}
+
+int aq_charge(unsigned card, uint64_t units)
+{
+	if (__builtin_expect(aq_charge_quickly(card, units) == 0, 1))
+		return 0;
+	aq_make_room(card);
+	if (aq_charge_quickly(card, units) == 0)
+		return 0;
+	if (aq_pools_any()) {
+		aq_pools_trim(card);
+		if (aq_charge_quickly(card, units) == 0)
+			return 0;
+	}
+	__atomic_fetch_add(&aq_process()->refused, 1, __ATOMIC_RELAXED);
+	return -ENOMEM;
+}
+
+void aq_uncharge(unsigned number, uint64_t units)
+{
+	const struct aq_card *card = &aq_cards[number];
+	struct aq_process *process = aq_process();
+	/* What this process holds of the card is the sum over its slots; which share pays it back is all one.
+	 * The last share gives back first, so that the others stay whole. */
+	for (uint32_t i = card->share_count; i-- > 0 && units > 0;) {
+		struct aq_share *share = &aq_shares[card->share[i]];
+		struct aq_usage_slot *slot = __atomic_load_n(&process->slot[share->index], __ATOMIC_ACQUIRE);
+		if (slot == NULL)
+			continue;
+		units -= aq_account_release_up_to(&share->account, slot, units);
+		aq_view_update(share, slot);
+	}
+}
+
+uint64_t aq_card_limit(unsigned number)
+{
+	const struct aq_card *card = &aq_cards[number];
+	uint64_t sum = 0;
+	for (uint32_t i = 0; i < card->share_count; i++) {
+		uint64_t limit = aq_share_limit(&aq_shares[card->share[i]]);
+		if (limit == AQ_UNLIMITED)
+			return AQ_UNLIMITED;
+		sum += limit;
+	}
+	return sum;
+}
+
+uint64_t aq_card_used(unsigned number)
+{
+	const struct aq_card *card = &aq_cards[number];
+	uint64_t sum = 0;
+	for (uint32_t i = 0; i < card->share_count; i++) {
+		const struct aq_share *share = &aq_shares[card->share[i]];
+		if (__atomic_load_n(&share->account.file->unsettled, __ATOMIC_RELAXED))
+			aq_account_settle(&share->account, SETTLE_ATTEMPTS, NULL);
+		sum += aq_account_units(&share->account);
+	}
+	return sum;
+}

@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A context takes memory of its card: charged once per process and card, before the driver makes the first,
+ * given back after the last is gone. When a context goes, so does all memory that was allocated in it.
+ *
+ * Invariant: aq_process()->card[c].contexts counts the contexts of card c that this process holds or is
+ * making.
+ */
+#include "context.h"
+
+#include <errno.h>
+
+#include "charge.h"
+#include "entry.h"
+#include "lock.h"
+#include "place.h"
+#include "pool.h"
+#include "resolve.h"
+#include "say.h"
+
+/* ---- which card a context is on ---------------------------------------------------------------- */
+
+static unsigned home_of(CUcontext handle)
+{
+	return (unsigned)(((uintptr_t)handle >> 4) * 0x9e3779b1u >> 8) & (AQ_MAX_CONTEXTS - 1);
+}
+
+static struct aq_context *look(CUcontext handle)
+{
+	struct aq_context *all = aq_process()->context;
+	unsigned home = home_of(handle);
+	for (unsigned i = 0; i < 8; i++) {
+		struct aq_context *context = &all[(home + i) & (AQ_MAX_CONTEXTS - 1)];
+		if (__atomic_load_n(&context->handle, __ATOMIC_ACQUIRE) == handle)
+			return context;
+	}
+	return NULL;
+}
+
+static struct aq_context *enter(CUcontext handle, CUdevice ordinal, bool counted)
+{
+	struct aq_process *process = aq_process();
+	unsigned home = home_of(handle);
+	aq_lock(&process->claiming);
+	struct aq_context *found = look(handle);
+	for (unsigned i = 0; i < 8 && !found; i++) {
+		struct aq_context *context = &process->context[(home + i) & (AQ_MAX_CONTEXTS - 1)];
+		if (context->handle)
+			continue;
+		context->ordinal = (int16_t)ordinal;
+		context->card = (int8_t)aq_card_of_ordinal(ordinal);
+		context->counted = 0;
+		context->attached = 0;
+		__atomic_store_n(&context->handle, handle, __ATOMIC_RELEASE);
+		found = context;
+	}
+	if (found && counted)
+		found->counted = 1;
+	aq_unlock(&process->claiming);
+	return found;
+}
+
+static void leave(struct aq_context *context)
+{
+	struct aq_process *process = aq_process();
+	aq_lock(&process->claiming);
+	__atomic_store_n(&context->handle, NULL, __ATOMIC_RELEASE);
+	aq_unlock(&process->claiming);
+}
+
+unsigned aq_context_find(CUcontext handle, CUdevice *ordinal, int *card)
+{
+	const struct aq_context *context = look(handle);
+	if (__builtin_expect(context == NULL, 0)) {
+		/* Made in a way that we did not see. */
+		if (REAL(cuCtxGetDevice)(ordinal) != CUDA_SUCCESS) {
+			*card = AQ_NO_CARD;
+			return AQ_NO_CONTEXT;
+		}
+		*card = aq_card_of_ordinal(*ordinal);
+		context = enter(handle, *ordinal, false);
+		if (context == NULL)
+			return AQ_NO_CONTEXT;
+	}
+	*ordinal = context->ordinal;
+	*card = context->card;
+	return (unsigned)(context - aq_process()->context);
+}
+
+enum aq_verdict aq_place_device(CUdevice ordinal, struct aq_place *place)
+{
+	if (!aq_active())
+		return AQ_PASS;
+	int card = aq_card_of_ordinal(ordinal);
+	place->ordinal = ordinal;
+	place->context = AQ_NO_CONTEXT;
+	if (card == AQ_NO_CARD)
+		return aq_refuses(ordinal) ? AQ_REFUSE : AQ_PASS;
+	place->card = (unsigned)card;
+	return AQ_CHARGE;
+}
+
+enum aq_verdict aq_place_here(struct aq_place *place)
+{
+	CUcontext current = NULL;
+	int card;
+	if (!aq_active() || REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current == NULL)
+		return AQ_PASS;
+	place->context = aq_context_find(current, &place->ordinal, &card);
+	if (card == AQ_NO_CARD)
+		return aq_refuses(place->ordinal) ? AQ_REFUSE : AQ_PASS;
+	place->card = (unsigned)card;
+	return AQ_CHARGE;
+}
+
+enum aq_verdict aq_place_stream(CUstream stream, struct aq_place *place)
+{
+	CUcontext own = NULL, current = NULL;
+	/* 0 is the default stream, 1 and 2 name the legacy one and the thread's own. */
+	if ((uintptr_t)stream <= 2 || !aq_active() || REAL(cuStreamGetCtx)(stream, &own) != CUDA_SUCCESS ||
+	    own == NULL || REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || own == current)
+		return aq_place_here(place);
+	const struct aq_context *context = look(own);
+	if (context)
+		return aq_place_device(context->ordinal, place);
+	if (REAL(cuCtxPushCurrent_v2)(own) != CUDA_SUCCESS)
+		return AQ_PASS;
+	enum aq_verdict verdict = aq_place_here(place);
+	REAL(cuCtxPopCurrent_v2)(&current);
+	return verdict;
+}
+
+/* ---- what having a context costs --------------------------------------------------------------- */
+
+static uint64_t overhead_units(unsigned number)
+{
+	const struct aq_card *card = &aq_cards[number];
+	uint64_t bytes = 0;
+	for (uint32_t i = 0; i < card->share_count; i++) {
+		const struct aq_share *share = &aq_shares[card->share[i]];
+		uint64_t own = __atomic_load_n(&share->context_overhead, __ATOMIC_RELAXED);
+		bytes = own > bytes ? own : bytes;
+	}
+	uint64_t units = aq_units_of(bytes), limit = aq_card_limit(number);
+	if (units <= limit)
+		return units;
+	/* A context alone is more than the whole limit: the program may look, and allocate nothing. */
+	AQ_SAY(AQ_SAY_CONTEXT,
+	       "the memory limit of this container is smaller than what one CUDA context takes; "
+	       "no allocation will succeed, ask for more memory");
+	return limit;
+}
+
+static void note_overhead(unsigned number, uint64_t units)
+{
+	struct aq_share *share = &aq_shares[aq_cards[number].share[0]];
+	struct aq_usage_slot *slot = aq_slot(share);
+	if (slot)
+		__atomic_store_n(&slot->context_bytes, units << AQ_UNIT_SHIFT, __ATOMIC_RELAXED);
+}
+
+static bool count_in(unsigned number)
+{
+	struct aq_process_card *own = &aq_process()->card[number];
+	aq_lock(&own->lock);
+	bool fits = true;
+	if (own->contexts == 0) {
+		uint64_t units = overhead_units(number);
+		fits = units == 0 || aq_charge_quickly(number, units) == 0;
+		if (fits) {
+			own->overhead = units;
+			note_overhead(number, units);
+		}
+	}
+	own->contexts += fits;
+	aq_unlock(&own->lock);
+	return fits;
+}
+
+static void count_out(unsigned number)
+{
+	struct aq_process_card *own = &aq_process()->card[number];
+	aq_lock(&own->lock);
+	if (own->contexts > 0 && --own->contexts == 0 && own->overhead > 0) {
+		aq_uncharge(number, own->overhead);
+		own->overhead = 0;
+		note_overhead(number, 0);
+	}
+	aq_unlock(&own->lock);
+}
+
+/* Before the driver makes a context on `ordinal`. CUDA_SUCCESS: go on (`card` is charged, or AQ_NO_CARD). */
+static CUresult begin(CUdevice ordinal, int *card)
+{
+	struct aq_place place;
+	*card = AQ_NO_CARD;
+	switch (aq_place_device(ordinal, &place)) {
+	case AQ_REFUSE:
+		return CUDA_ERROR_NOT_PERMITTED;
+	case AQ_CHARGE:
+		if (!count_in(place.card)) {
+			aq_make_room(place.card);
+			if (!count_in(place.card))
+				return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+		*card = (int)place.card;
+		return CUDA_SUCCESS;
+	case AQ_PASS:
+	default:
+		return CUDA_SUCCESS;
+	}
+}
+
+/* After the driver was asked for one. */
+static CUresult end(CUresult result, const CUcontext *handle, CUdevice ordinal, int card)
+{
+	if (result == CUDA_SUCCESS) {
+		if (handle && *handle && card != AQ_NO_CARD)
+			enter(*handle, ordinal, true);
+	} else if (card != AQ_NO_CARD) {
+		count_out((unsigned)card);
+	}
+	return result;
+}
+
+struct loss {
+	unsigned context;
+};
+
+static void lose(struct aq_table *table, uint64_t key, uint64_t entry, void *argument)
+{
+	const struct loss *loss = argument;
+	if (aq_entry_context(entry) == loss->context && aq_table_take(table, key, &entry))
+		aq_uncharge(aq_entry_card(entry), aq_entry_units(entry));
+}
+
+/* The context is no more, and with it what was allocated in it. */
+static void gone(struct aq_context *context)
+{
+	struct aq_process *process = aq_process();
+	struct loss loss = {(unsigned)(context - process->context)};
+	int card = context->card;
+	bool counted = context->counted != 0;
+	aq_table_each(&process->addresses, lose, &loss);
+	aq_table_each(&process->arrays, lose, &loss);
+	leave(context);
+	if (card != AQ_NO_CARD) {
+		aq_pools_sync((unsigned)card);
+		if (counted)
+			count_out((unsigned)card);
+	}
+}
+
+#define CREATE(name, parameters, arguments, handle, ordinal)                                               \
+	HOOK(CUresult, name, parameters)                                                                   \
+	{                                                                                                  \
+		int card;                                                                                  \
+		CUresult result = begin(ordinal, &card);                                                   \
+		return result == CUDA_SUCCESS ? end(REAL(name) arguments, handle, ordinal, card) : result; \
+	}
+
+CREATE(cuCtxCreate, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device), context,
+       device)
+CREATE(cuCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device),
+       context, device)
+CREATE(cuCtxCreate_v3, (CUcontext * context, void *affinity, int count, unsigned flags, CUdevice device),
+       (context, affinity, count, flags, device), context, device)
+CREATE(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned flags, CUdevice device),
+       (context, parameters, flags, device), context, device)
+CREATE(cuGLCtxCreate, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device),
+       context, device)
+CREATE(cuGLCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device),
+       context, device)
+CREATE(cuVDPAUCtxCreate, (CUcontext * context, unsigned flags, CUdevice device, uint32_t vdpau, void *get),
+       (context, flags, device, vdpau, get), context, device)
+CREATE(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device, uint32_t vdpau, void *get),
+       (context, flags, device, vdpau, get), context, device)
+
+static CUresult destroyed(CUresult result, CUcontext handle)
+{
+	struct aq_context *context = result == CUDA_SUCCESS && handle ? look(handle) : NULL;
+	if (context)
+		gone(context);
+	return result;
+}
+
+HOOK(CUresult, cuCtxDestroy, (CUcontext context))
+{
+	return destroyed(REAL(cuCtxDestroy)(context), context);
+}
+
+HOOK(CUresult, cuCtxDestroy_v2, (CUcontext context))
+{
+	return destroyed(REAL(cuCtxDestroy_v2)(context), context);
+}
+
+HOOK(CUresult, cuCtxAttach, (CUcontext * context, unsigned flags))
+{
+	CUresult result = REAL(cuCtxAttach)(context, flags);
+	struct aq_context *known = result == CUDA_SUCCESS && context ? look(*context) : NULL;
+	if (known)
+		__atomic_fetch_add(&known->attached, 1, __ATOMIC_RELAXED);
+	return result;
+}
+
+HOOK(CUresult, cuCtxDetach, (CUcontext context))
+{
+	CUresult result = REAL(cuCtxDetach)(context);
+	struct aq_context *known = result == CUDA_SUCCESS && context ? look(context) : NULL;
+	if (known && __atomic_load_n(&known->attached, __ATOMIC_RELAXED) > 0)
+		__atomic_fetch_sub(&known->attached, 1, __ATOMIC_RELAXED);
+	else if (known)
+		gone(known);
+	return result;
+}
+
+/* ---- primary contexts --------------------------------------------------------------------------- */
+
+/* The one mark that says whether this process's primary context on a device is counted. */
+static uint32_t *primary_mark(CUdevice ordinal)
+{
+	return &aq_process()->primary_active[ordinal];
+}
+
+static bool known_ordinal(CUdevice ordinal)
+{
+	return ordinal >= 0 && ordinal < (int)AQ_MAX_ORDINALS;
+}
+
+HOOK(CUresult, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))
+{
+	if (!known_ordinal(device) || __atomic_load_n(primary_mark(device), __ATOMIC_ACQUIRE))
+		return REAL(cuDevicePrimaryCtxRetain)(context, device);
+	int card;
+	CUresult result = begin(device, &card);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = REAL(cuDevicePrimaryCtxRetain)(context, device);
+	if (result == CUDA_SUCCESS && card != AQ_NO_CARD) {
+		/* Several threads may have come here at once; one count is right, the others go back. */
+		if (__atomic_exchange_n(primary_mark(device), 1, __ATOMIC_ACQ_REL))
+			count_out((unsigned)card);
+		else if (context && *context)
+			enter(*context, device, false);
+	} else if (card != AQ_NO_CARD) {
+		count_out((unsigned)card);
+	}
+	return result;
+}
+
+/* After a release or reset: has the primary context ended? */
+static CUresult primary_released(CUresult result, CUdevice device)
+{
+	unsigned flags;
+	int active = 1;
+	if (result != CUDA_SUCCESS || !known_ordinal(device) || !aq_active() ||
+	    !__atomic_load_n(primary_mark(device), __ATOMIC_ACQUIRE) ||
+	    REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS || active)
+		return result;
+	if (!__atomic_exchange_n(primary_mark(device), 0, __ATOMIC_ACQ_REL))
+		return result;
+	/* Contexts on the device that nobody created one by one are the primary one and its green parts. */
+	struct aq_process *process = aq_process();
+	for (unsigned i = 0; i < AQ_MAX_CONTEXTS; i++) {
+		struct aq_context *context = &process->context[i];
+		if (context->handle && !context->counted && context->ordinal == device)
+			gone(context);
+	}
+	int card = aq_card_of_ordinal(device);
+	if (card != AQ_NO_CARD)
+		count_out((unsigned)card);
+	return result;
+}
+
+HOOK(CUresult, cuDevicePrimaryCtxRelease, (CUdevice device))
+{
+	return primary_released(REAL(cuDevicePrimaryCtxRelease)(device), device);
+}
+
+HOOK(CUresult, cuDevicePrimaryCtxRelease_v2, (CUdevice device))
+{
+	return primary_released(REAL(cuDevicePrimaryCtxRelease_v2)(device), device);
+}
+
+HOOK(CUresult, cuDevicePrimaryCtxReset, (CUdevice device))
+{
+	return primary_released(REAL(cuDevicePrimaryCtxReset)(device), device);
+}
+
+HOOK(CUresult, cuDevicePrimaryCtxReset_v2, (CUdevice device))
+{
+	return primary_released(REAL(cuDevicePrimaryCtxReset_v2)(device), device);
+}
+
+/* A green context keeps the primary context of its device alive. */
+HOOK(CUresult, cuGreenCtxCreate, (CUgreenCtx * context, void *description, CUdevice device, unsigned flags))
+{
+	if (!known_ordinal(device) || __atomic_load_n(primary_mark(device), __ATOMIC_ACQUIRE))
+		return REAL(cuGreenCtxCreate)(context, description, device, flags);
+	int card;
+	CUresult result = begin(device, &card);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = REAL(cuGreenCtxCreate)(context, description, device, flags);
+	if (card != AQ_NO_CARD &&
+	    (result != CUDA_SUCCESS || __atomic_exchange_n(primary_mark(device), 1, __ATOMIC_ACQ_REL)))
+		count_out((unsigned)card);
+	return result;
+}
+
+HOOK(CUresult, cuGreenCtxDestroy, (CUgreenCtx context))
+{
+	CUresult result = REAL(cuGreenCtxDestroy)(context);
+	for (CUdevice device = 0; result == CUDA_SUCCESS && device < (int)AQ_MAX_ORDINALS; device++)
+		primary_released(result, device);
+	return result;
+}

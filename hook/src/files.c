@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * See files.h.
+ */
+#include "files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int open_quietly(const char *path, int flags)
+{
+	int fd;
+	do
+		fd = open(path, flags | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+	while (fd < 0 && errno == EINTR);
+	return fd < 0 ? -errno : fd;
+}
+
+long aq_read_file(const char *path, char *buffer, size_t size)
+{
+	int saved = errno;
+	int fd = open_quietly(path, O_RDONLY);
+	long rc = fd;
+	if (fd >= 0) {
+		size_t filled = 0;
+		do {
+			rc = read(fd, buffer + filled, size - 1 - filled);
+			if (rc > 0)
+				filled += (size_t)rc;
+		} while ((rc > 0 && filled < size - 1) || (rc < 0 && errno == EINTR));
+		rc = rc < 0 ? -errno : (long)filled;
+		buffer[filled] = '\0';
+		close(fd);
+	}
+	errno = saved;
+	return rc;
+}
+
+/* The system call itself: glibc's fstat is a symbol that old ones do not have. */
+static int file_size(int fd, uint64_t *size)
+{
+	struct stat stat;
+	if (syscall(SYS_fstat, fd, &stat) < 0)
+		return -errno;
+	if (!S_ISREG(stat.st_mode) || stat.st_size < 0)
+		return -EPROTO;
+	*size = (uint64_t)stat.st_size;
+	return 0;
+}
+
+int aq_map_file(const char *path, size_t need, bool writable, void **map, size_t *length)
+{
+	const uint64_t most = 1ull << 30;
+	int saved = errno;
+	uint64_t size = 0;
+	int fd = open_quietly(path, writable ? O_RDWR : O_RDONLY);
+	int rc = fd < 0 ? fd : file_size(fd, &size);
+	if (rc >= 0 && size < need)
+		rc = -EPROTO;
+	if (rc >= 0) {
+		*length = (size_t)(size < most ? size : most);
+		*map = mmap(NULL, *length, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+		rc = *map == MAP_FAILED ? -errno : 0;
+	}
+	if (fd >= 0)
+		close(fd);
+	errno = saved;
+	return rc;
+}
+
+bool aq_path(char *out, size_t size, const char *first, const char *second, const char *third)
+{
+	const char *parts[] = {first, second, third};
+	size_t used = 0;
+	for (size_t i = 0; i < 3 && parts[i]; i++) {
+		size_t length = strlen(parts[i]);
+		if (used + length + 2 > size)
+			return false;
+		if (i > 0)
+			out[used++] = '/';
+		memcpy(out + used, parts[i], length);
+		used += length;
+	}
+	out[used] = '\0';
+	return true;
+}
+
+struct entry {
+	uint64_t inode;
+	int64_t offset;
+	unsigned short size;
+	unsigned char type;
+	char name[];
+};
+
+int aq_list_folder(const char *path, void (*visit)(const char *name, void *argument), void *argument)
+{
+	_Alignas(struct entry) char buffer[4096];
+	int saved = errno;
+	int fd = open_quietly(path, O_RDONLY | O_DIRECTORY);
+	long rc = fd;
+	while (fd >= 0 && (rc = syscall(SYS_getdents64, fd, buffer, sizeof(buffer))) > 0) {
+		for (long at = 0; at < rc;) {
+			const struct entry *entry = (const struct entry *)(const void *)(buffer + at);
+			if (entry->name[0] != '.')
+				visit(entry->name, argument);
+			at += entry->size;
+		}
+	}
+	if (fd >= 0) {
+		rc = rc < 0 ? -errno : 0;
+		close(fd);
+	}
+	errno = saved;
+	return (int)rc;
+}

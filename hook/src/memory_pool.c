@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Stream-ordered memory, out of a device's pool or one of the program's own, and the calls after which a pool
+ * may be smaller. A call on a stream that is being captured allocates nothing: it adds a node to a graph.
+ */
+#include "charge.h"
+#include "place.h"
+#include "pool.h"
+#include "resolve.h"
+
+/* What the driver adds to a pool at least. */
+#define POOL_STEP (2ull << 20)
+
+static bool capturing(CUstream stream)
+{
+	int status = 0;
+	return HAS(cuStreamIsCapturing) && REAL(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
+	       status != 0;
+}
+
+struct request {
+	struct aq_pool *pool; /* NULL: nothing is charged */
+	uint64_t units;
+	bool spare;
+};
+
+/* CUDA_SUCCESS: call the driver. */
+static CUresult begin(struct request *request, CUmemoryPool handle, size_t bytes, CUstream stream)
+{
+	struct aq_place place;
+	request->pool = NULL;
+	if (bytes == 0)
+		return CUDA_SUCCESS;
+	enum aq_verdict verdict = aq_place_stream(stream, &place);
+	if (verdict == AQ_REFUSE)
+		return CUDA_ERROR_NOT_PERMITTED;
+	if (verdict == AQ_PASS || capturing(stream) ||
+	    (handle == NULL && REAL(cuDeviceGetMemPool)(&handle, place.ordinal) != CUDA_SUCCESS))
+		return CUDA_SUCCESS;
+	struct aq_pool *pool = aq_pool_find(handle, place.ordinal);
+	if (pool == NULL)
+		return CUDA_SUCCESS;
+	request->units =
+	    aq_units_of(bytes > UINT64_MAX - POOL_STEP ? bytes : (bytes + POOL_STEP - 1) & ~(POOL_STEP - 1));
+	if (aq_pool_begin(pool, request->units, &request->spare) < 0)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	request->pool = pool;
+	return CUDA_SUCCESS;
+}
+
+static CUresult end(struct request *request, CUresult result, const CUdeviceptr *address, CUstream stream,
+		    __typeof__(&hook_cuMemFreeAsync) free_again)
+{
+	if (request->pool == NULL || aq_pool_end(request->pool, request->units, request->spare) == 0 ||
+	    result != CUDA_SUCCESS)
+		return result;
+	/* The pool grew by more than was foreseen, and past the limit. */
+	free_again(*address, stream);
+	REAL(cuMemPoolTrimTo)(request->pool->handle, 0);
+	aq_pool_sync(request->pool);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+HOOK(CUresult, cuMemAllocAsync, (CUdeviceptr * address, size_t bytes, CUstream stream))
+{
+	struct request request;
+	CUresult result = begin(&request, NULL, bytes, stream);
+	if (result != CUDA_SUCCESS)
+		return result;
+	return end(&request, REAL(cuMemAllocAsync)(address, bytes, stream), address, stream,
+		   REAL(cuMemFreeAsync));
+}
+
+HOOK(CUresult, cuMemAllocAsync_ptsz, (CUdeviceptr * address, size_t bytes, CUstream stream))
+{
+	struct request request;
+	CUresult result = begin(&request, NULL, bytes, stream);
+	if (result != CUDA_SUCCESS)
+		return result;
+	return end(&request, REAL(cuMemAllocAsync_ptsz)(address, bytes, stream), address, stream,
+		   REAL(cuMemFreeAsync_ptsz));
+}
+
+HOOK(CUresult, cuMemAllocFromPoolAsync,
+     (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))
+{
+	struct request request = {NULL, 0, false};
+	CUresult result = pool ? begin(&request, pool, bytes, stream) : CUDA_SUCCESS;
+	if (result != CUDA_SUCCESS)
+		return result;
+	return end(&request, REAL(cuMemAllocFromPoolAsync)(address, bytes, pool, stream), address, stream,
+		   REAL(cuMemFreeAsync));
+}
+
+HOOK(CUresult, cuMemAllocFromPoolAsync_ptsz,
+     (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))
+{
+	struct request request = {NULL, 0, false};
+	CUresult result = pool ? begin(&request, pool, bytes, stream) : CUDA_SUCCESS;
+	if (result != CUDA_SUCCESS)
+		return result;
+	return end(&request, REAL(cuMemAllocFromPoolAsync_ptsz)(address, bytes, pool, stream), address,
+		   stream, REAL(cuMemFreeAsync_ptsz));
+}
+
+/* ---- pools as such ------------------------------------------------------------------------------ */
+
+HOOK(CUresult, cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties))
+{
+	struct aq_place place;
+	bool device = properties && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+	if (device && aq_place_device(properties->location.id, &place) == AQ_REFUSE)
+		return CUDA_ERROR_NOT_PERMITTED;
+	CUresult result = REAL(cuMemPoolCreate)(pool, properties);
+	if (result == CUDA_SUCCESS && device && aq_active())
+		aq_pool_enter(*pool, properties->location.id);
+	return result;
+}
+
+HOOK(CUresult, cuMemPoolDestroy, (CUmemoryPool handle))
+{
+	struct aq_pool *pool = aq_pool_known(handle);
+	/* Destroyed once already, as far as the program knows. */
+	if (pool && pool->ending)
+		return CUDA_ERROR_INVALID_VALUE;
+	return pool ? aq_pool_destroy(pool) : REAL(cuMemPoolDestroy)(handle);
+}
+
+HOOK(CUresult, cuMemPoolTrimTo, (CUmemoryPool handle, size_t keep))
+{
+	CUresult result = REAL(cuMemPoolTrimTo)(handle, keep);
+	struct aq_pool *pool = aq_pool_known(handle);
+	if (result == CUDA_SUCCESS && pool)
+		aq_pool_sync(pool);
+	return result;
+}
+
+/* ---- points at which pools give back ------------------------------------------------------------ */
+
+static CUresult synchronised(CUresult result)
+{
+	if (result == CUDA_SUCCESS)
+		aq_pools_freed();
+	return result;
+}
+
+HOOK(CUresult, cuStreamSynchronize, (CUstream stream))
+{
+	return synchronised(REAL(cuStreamSynchronize)(stream));
+}
+
+HOOK(CUresult, cuStreamSynchronize_ptsz, (CUstream stream))
+{
+	return synchronised(REAL(cuStreamSynchronize_ptsz)(stream));
+}
+
+HOOK(CUresult, cuEventSynchronize, (CUevent event))
+{
+	return synchronised(REAL(cuEventSynchronize)(event));
+}
+
+HOOK(CUresult, cuCtxSynchronize, (void))
+{
+	return synchronised(REAL(cuCtxSynchronize)());
+}
+
+HOOK(CUresult, cuCtxSynchronize_v2, (CUcontext context))
+{
+	return synchronised(REAL(cuCtxSynchronize_v2)(context));
+}
