@@ -27,7 +27,7 @@ ONE_CARD: Final[Sequence[Mapping[str, Any]]] = ({"profile": "Fake24G"},)
 
 def require_fake_driver() -> None:
     """Raises `MissingPartError` where the fake driver has not been built."""
-    if not (ROOT / "build" / "fakegpu" / ".made").exists():
+    if not (ROOT / "build" / "fakegpu" / "usr").is_dir():
         raise MissingPartError("the fake driver is not built: run `make fakegpu`")
 
 

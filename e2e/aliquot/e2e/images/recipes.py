@@ -12,8 +12,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +46,7 @@ _PACKAGES: Final = (
 _PACKAGES_OURS: Final = ("api/aliquot", "cdi/aliquot", "node/aliquot", "dra_driver/aliquot", "hook/aliquot")
 _LIBRARIES: Final = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1")
 _PATH: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_KEEP_S: Final = 86400.0
+_KEEP_S: Final = 600.0
 _UNNEEDED: Final = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/lintian", "dev")
 
 
@@ -112,6 +114,7 @@ def ours(hook_dir: Path, tell: Callable[[str], None] = say) -> Image:
         if not library.is_file():
             raise MissingPartError(f"{library} is not built: run `make hook`")
     lock = ROOT / "requirements" / "runtime.txt"
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     code = [p for top in _PACKAGES_OURS for p in (ROOT / top).rglob("*") if _is_code(p)]
     site = f"usr/lib/python{_PYTHON}/dist-packages"
 
@@ -126,18 +129,27 @@ def ours(hook_dir: Path, tell: Callable[[str], None] = say) -> Image:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(library, target)
             target.chmod(0o755)
+        about = folder / site / f"aliquot-{version}.dist-info" / "METADATA"
+        about.parent.mkdir(parents=True)
+        about.write_text(f"Metadata-Version: 2.1\nName: aliquot\nVersion: {version}\n")
+        _compile_python(folder, debian)
         program = folder / "usr" / "bin" / "aliquot-dra-driver"
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text("#!/usr/bin/python3\nimport sys\nfrom aliquot.dra.__main__ import main\nsys.exit(main())\n")
         program.chmod(0o755)
 
-    layers = [
-        _layer("debian", _hash([], (_SUITE, *_PACKAGES, *_UNNEEDED)), _fill_debian, tell),
-        _layer("wheels", _hash([lock], (_PYTHON, platform.machine())), lambda f: _fill_wheels(f / site, lock), tell),
-        _layer("aliquot", _hash([*code, *libraries], [str(p.relative_to(ROOT)) for p in code]), fill_code, tell),
-    ]
+    def fill_wheels(folder: Path) -> None:
+        _fetch_wheels(folder / site, lock)
+        _compile_python(folder, debian)
+
+    debian = _layer("debian", _hash([], (_SUITE, *_PACKAGES, *_UNNEEDED)), _fill_debian, tell)
+    wheels = _layer("wheels", _hash([lock], (_PYTHON, platform.machine(), debian.digest)), fill_wheels, tell)
+    key = _hash([*code, *libraries], [*(str(p.relative_to(ROOT)) for p in code), version, debian.digest])
+    mine = _layer("aliquot", key, fill_code, tell)
     environment = [_PATH, "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"]
-    return _image(OURS, layers, {"Entrypoint": ["aliquot-dra-driver"], "Env": environment, "WorkingDir": "/"})
+    return _image(
+        OURS, [debian, wheels, mine], {"Entrypoint": ["aliquot-dra-driver"], "Env": environment, "WorkingDir": "/"}
+    )
 
 
 def _is_code(path: Path) -> bool:
@@ -156,9 +168,30 @@ def _fill_debian(folder: Path) -> None:
         (folder / name).mkdir(exist_ok=True)
     (folder / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     _install_busybox(folder / "bin" / "busybox", folder)
+    _run_compiler(folder, f"/usr/lib/python{_PYTHON}")
 
 
-def _fill_wheels(folder: Path, lock: Path) -> None:
+def _compile_python(folder: Path, debian: Layer) -> None:
+    """Byte code for the modules below `folder`, by the Python that will run them; without it each start compiles."""
+    packages = f"usr/lib/python{_PYTHON}/dist-packages"
+    with tempfile.TemporaryDirectory(prefix=".root-", dir=images_dir()) as scratch:
+        with tarfile.open(debian.path) as tar:
+            tar.extractall(scratch, filter="fully_trusted")
+        shutil.rmtree(Path(scratch) / packages, ignore_errors=True)
+        shutil.move(folder / packages, Path(scratch) / packages)
+        _run_compiler(Path(scratch), f"/{packages}")
+        shutil.move(Path(scratch) / packages, folder / packages)
+
+
+def _run_compiler(root: Path, packages: str) -> None:
+    # Not the generated thousands of client modules, which we never import.
+    flags = ["-q", "-x", "kubernetes/client/(models|api)/|/test/", "--invalidation-mode", "unchecked-hash", packages]
+    argv = ["chroot", str(root), "/usr/bin/python3", "-m", "compileall", *flags]
+    # A file that does not compile (templates of other versions) is simply left as it is.
+    subprocess.run(argv, capture_output=True, check=False, env={"PATH": _PATH.partition("=")[2]})
+
+
+def _fetch_wheels(folder: Path, lock: Path) -> None:
     folder.mkdir(parents=True)
     machine = platform.machine()
     platforms = [f"--platform={tag}_{machine}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
@@ -250,7 +283,7 @@ def _image(name: str, layers: Sequence[Layer], config: Mapping[str, Any]) -> Ima
 
 
 def _forget(pattern: str) -> None:
-    """Removes what nobody used for a day; another checkout may be using younger ones."""
+    """Removes what nobody used for ten minutes; another run may be reading younger ones."""
     for old in images_dir().glob(pattern):
         if time.time() - old.stat().st_mtime > _KEEP_S:
             old.unlink(missing_ok=True)
