@@ -23,7 +23,7 @@ hook: $(B)/libvgpu.so $(B)/libvgpu-strict.so
 
 HEADERS := $(wildcard hook/src/*.h hook/include/*.h)
 
-REGION_SOURCES := hook/src/region_node.c hook/src/account.c hook/src/guard.c
+REGION_SOURCES := $(wildcard hook/src/region_*.c) hook/src/account.c hook/src/guard.c
 $(B)/libaliquot-region.so: $(REGION_SOURCES) $(HEADERS) hook/build.mk
 	@mkdir -p $(@D)
 	$(CC) $(BASE) $(CFLAGS) $(LINK) -Wl,-soname,libaliquot-region.so -o $@.tmp $(REGION_SOURCES) -pthread

@@ -21,6 +21,7 @@ USAGE = "usage: python hook/gen SYMBOLS.json CLASSES.txt FOLDER"
 
 
 def main(arguments: list[str]) -> int:
+    """Exit status: 1 when a name is not classified, 2 for a wrong call."""
     if len(arguments) != 3:
         print(USAGE, file=sys.stderr)
         return 2

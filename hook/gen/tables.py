@@ -57,12 +57,14 @@ def parameter(text_type: str) -> str:
 
 
 def prototype(names: Names, symbol: str) -> str:
+    """Declaration of a symbol's wrapper, as the newest header types it."""
     row = names.functions[symbol]
     types = [parameter(p["type"]) for p in row["parameters"]]
     return f"{row['returns']} hook_{symbol}({', '.join(types) or 'void'});"
 
 
 def names_h(names: Names) -> str:
+    """Numbers and prototypes."""
     numbered = [*names.hooked, *names.used]
     lines = [HEAD, "#ifndef ALIQUOT_NAMES_H", "#define ALIQUOT_NAMES_H", '#include "driver.h"', "enum aq_number {"]
     lines += [f"\tAQ_N_{s} = {i}," for i, s in enumerate(numbered)]
@@ -74,6 +76,7 @@ def names_h(names: Names) -> str:
 
 
 def fnv(name: str) -> int:
+    """FNV-1a, 32 bits."""
     h = 0x811C9DC5
     for byte in name.encode():
         h = ((h ^ byte) * 0x01000193) & MASK32
@@ -81,6 +84,7 @@ def fnv(name: str) -> int:
 
 
 def cell_of(h: int, displacement: int) -> int:
+    """Cell of a hash under its bucket's displacement; the same in lookup.c."""
     return (((h ^ (displacement * 0x9E3779B1)) * 0x85EBCA6B) & MASK32) >> (32 - CELL_BITS)
 
 
@@ -160,6 +164,7 @@ const struct aq_name_cell aq_name_cell[{1 << CELL_BITS}] = {{
 
 
 def wrappers(names: Names) -> str:
+    """Distance of each wrapper from its own place in the table, so that the loader has nothing to relocate."""
     lines = [HEAD, "\t.section .rodata", "\t.balign 4", "\t.globl aq_wrapper_offset", "\t.hidden aq_wrapper_offset"]
     lines += ["\t.type aq_wrapper_offset, %object", "aq_wrapper_offset:"]
     for symbol in names.hooked:
@@ -169,5 +174,6 @@ def wrappers(names: Names) -> str:
 
 
 def exports(names: Names) -> str:
+    """The version script: what the library exports, and nothing else."""
     own = ["dlsym", "dlvsym", "dlopen", "sigaction", "signal"]
     return "{\nglobal:\n" + "".join(f"\t{s};\n" for s in [*own, *sorted(names.hooked)]) + "local:\n\t*;\n};\n"

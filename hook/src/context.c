@@ -37,7 +37,7 @@ static struct aq_context *look(CUcontext handle)
 	return NULL;
 }
 
-static struct aq_context *enter(CUcontext handle, CUdevice ordinal, bool counted)
+struct aq_context *aq_context_enter(CUcontext handle, CUdevice ordinal, bool counted)
 {
 	struct aq_process *process = aq_process();
 	unsigned home = home_of(handle);
@@ -78,7 +78,7 @@ unsigned aq_context_find(CUcontext handle, CUdevice *ordinal, int *card)
 			return AQ_NO_CONTEXT;
 		}
 		*card = aq_card_of_ordinal(*ordinal);
-		context = enter(handle, *ordinal, false);
+		context = aq_context_enter(handle, *ordinal, false);
 		if (context == NULL)
 			return AQ_NO_CONTEXT;
 	}
@@ -177,7 +177,7 @@ static bool count_in(unsigned number)
 	return fits;
 }
 
-static void count_out(unsigned number)
+void aq_context_count_out(unsigned number)
 {
 	struct aq_process_card *own = &aq_process()->card[number];
 	aq_lock(&own->lock);
@@ -190,7 +190,7 @@ static void count_out(unsigned number)
 }
 
 /* Before the driver makes a context on `ordinal`. CUDA_SUCCESS: go on (`card` is charged, or AQ_NO_CARD). */
-static CUresult begin(CUdevice ordinal, int *card)
+CUresult aq_context_begin(CUdevice ordinal, int *card)
 {
 	struct aq_place place;
 	*card = AQ_NO_CARD;
@@ -216,9 +216,9 @@ static CUresult end(CUresult result, const CUcontext *handle, CUdevice ordinal, 
 {
 	if (result == CUDA_SUCCESS) {
 		if (handle && *handle && card != AQ_NO_CARD)
-			enter(*handle, ordinal, true);
+			aq_context_enter(*handle, ordinal, true);
 	} else if (card != AQ_NO_CARD) {
-		count_out((unsigned)card);
+		aq_context_count_out((unsigned)card);
 	}
 	return result;
 }
@@ -235,7 +235,7 @@ static void lose(struct aq_table *table, uint64_t key, uint64_t entry, void *arg
 }
 
 /* The context is no more, and with it what was allocated in it. */
-static void gone(struct aq_context *context)
+void aq_context_gone(struct aq_context *context)
 {
 	struct aq_process *process = aq_process();
 	struct loss loss = {(unsigned)(context - process->context)};
@@ -247,7 +247,7 @@ static void gone(struct aq_context *context)
 	if (card != AQ_NO_CARD) {
 		aq_pools_sync((unsigned)card);
 		if (counted)
-			count_out((unsigned)card);
+			aq_context_count_out((unsigned)card);
 	}
 }
 
@@ -255,7 +255,7 @@ static void gone(struct aq_context *context)
 	HOOK(CUresult, name, parameters)                                                                   \
 	{                                                                                                  \
 		int card;                                                                                  \
-		CUresult result = begin(ordinal, &card);                                                   \
+		CUresult result = aq_context_begin(ordinal, &card);                                        \
 		return result == CUDA_SUCCESS ? end(REAL(name) arguments, handle, ordinal, card) : result; \
 	}
 
@@ -280,7 +280,7 @@ static CUresult destroyed(CUresult result, CUcontext handle)
 {
 	struct aq_context *context = result == CUDA_SUCCESS && handle ? look(handle) : NULL;
 	if (context)
-		gone(context);
+		aq_context_gone(context);
 	return result;
 }
 
@@ -310,108 +310,6 @@ HOOK(CUresult, cuCtxDetach, (CUcontext context))
 	if (known && __atomic_load_n(&known->attached, __ATOMIC_RELAXED) > 0)
 		__atomic_fetch_sub(&known->attached, 1, __ATOMIC_RELAXED);
 	else if (known)
-		gone(known);
-	return result;
-}
-
-/* ---- primary contexts --------------------------------------------------------------------------- */
-
-/* The one mark that says whether this process's primary context on a device is counted. */
-static uint32_t *primary_mark(CUdevice ordinal)
-{
-	return &aq_process()->primary_active[ordinal];
-}
-
-static bool known_ordinal(CUdevice ordinal)
-{
-	return ordinal >= 0 && ordinal < (int)AQ_MAX_ORDINALS;
-}
-
-HOOK(CUresult, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))
-{
-	if (!known_ordinal(device) || __atomic_load_n(primary_mark(device), __ATOMIC_ACQUIRE))
-		return REAL(cuDevicePrimaryCtxRetain)(context, device);
-	int card;
-	CUresult result = begin(device, &card);
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = REAL(cuDevicePrimaryCtxRetain)(context, device);
-	if (result == CUDA_SUCCESS && card != AQ_NO_CARD) {
-		/* Several threads may have come here at once; one count is right, the others go back. */
-		if (__atomic_exchange_n(primary_mark(device), 1, __ATOMIC_ACQ_REL))
-			count_out((unsigned)card);
-		else if (context && *context)
-			enter(*context, device, false);
-	} else if (card != AQ_NO_CARD) {
-		count_out((unsigned)card);
-	}
-	return result;
-}
-
-/* After a release or reset: has the primary context ended? */
-static CUresult primary_released(CUresult result, CUdevice device)
-{
-	unsigned flags;
-	int active = 1;
-	if (result != CUDA_SUCCESS || !known_ordinal(device) || !aq_active() ||
-	    !__atomic_load_n(primary_mark(device), __ATOMIC_ACQUIRE) ||
-	    REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS || active)
-		return result;
-	if (!__atomic_exchange_n(primary_mark(device), 0, __ATOMIC_ACQ_REL))
-		return result;
-	/* Contexts on the device that nobody created one by one are the primary one and its green parts. */
-	struct aq_process *process = aq_process();
-	for (unsigned i = 0; i < AQ_MAX_CONTEXTS; i++) {
-		struct aq_context *context = &process->context[i];
-		if (context->handle && !context->counted && context->ordinal == device)
-			gone(context);
-	}
-	int card = aq_card_of_ordinal(device);
-	if (card != AQ_NO_CARD)
-		count_out((unsigned)card);
-	return result;
-}
-
-HOOK(CUresult, cuDevicePrimaryCtxRelease, (CUdevice device))
-{
-	return primary_released(REAL(cuDevicePrimaryCtxRelease)(device), device);
-}
-
-HOOK(CUresult, cuDevicePrimaryCtxRelease_v2, (CUdevice device))
-{
-	return primary_released(REAL(cuDevicePrimaryCtxRelease_v2)(device), device);
-}
-
-HOOK(CUresult, cuDevicePrimaryCtxReset, (CUdevice device))
-{
-	return primary_released(REAL(cuDevicePrimaryCtxReset)(device), device);
-}
-
-HOOK(CUresult, cuDevicePrimaryCtxReset_v2, (CUdevice device))
-{
-	return primary_released(REAL(cuDevicePrimaryCtxReset_v2)(device), device);
-}
-
-/* A green context keeps the primary context of its device alive. */
-HOOK(CUresult, cuGreenCtxCreate, (CUgreenCtx * context, void *description, CUdevice device, unsigned flags))
-{
-	if (!known_ordinal(device) || __atomic_load_n(primary_mark(device), __ATOMIC_ACQUIRE))
-		return REAL(cuGreenCtxCreate)(context, description, device, flags);
-	int card;
-	CUresult result = begin(device, &card);
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = REAL(cuGreenCtxCreate)(context, description, device, flags);
-	if (card != AQ_NO_CARD &&
-	    (result != CUDA_SUCCESS || __atomic_exchange_n(primary_mark(device), 1, __ATOMIC_ACQ_REL)))
-		count_out((unsigned)card);
-	return result;
-}
-
-HOOK(CUresult, cuGreenCtxDestroy, (CUgreenCtx context))
-{
-	CUresult result = REAL(cuGreenCtxDestroy)(context);
-	for (CUdevice device = 0; result == CUDA_SUCCESS && device < (int)AQ_MAX_ORDINALS; device++)
-		primary_released(result, device);
+		aq_context_gone(known);
 	return result;
 }

@@ -11,4 +11,17 @@
  * told. `ordinal` and `card` get what is known of it. */
 unsigned aq_context_find(CUcontext handle, CUdevice *ordinal, int *card);
 
+/* Before the driver makes a context on `ordinal`: charges it. CUDA_SUCCESS: go on; `card` is counted, or
+ * AQ_NO_CARD. */
+CUresult aq_context_begin(CUdevice ordinal, int *card);
+
+/* Enters a context that the driver has made. `counted`: it was made by itself and ends by itself. */
+struct aq_context *aq_context_enter(CUcontext handle, CUdevice ordinal, bool counted);
+
+/* One context less on the card, or one that did not come about. */
+void aq_context_count_out(unsigned card);
+
+/* The context is no more, and with it what was allocated in it. */
+void aq_context_gone(struct aq_context *context);
+
 #endif
