@@ -133,6 +133,16 @@ class TestRepetition:
         bench.say("something else")
         assert [request.method for request in server.requests] == ["POST", "PATCH", "POST"]
 
+    def test_after_a_count_was_written_the_next_waits_its_minute(self, server, bench):
+        bench.say()
+        bench.say()
+        bench.owe()
+        for _ in range(3):
+            bench.say()
+        assert [request.method for request in server.requests] == ["POST", "PATCH"]
+        bench.owe()
+        assert server.requests[-1].json()["series"]["count"] == 5
+
     def test_another_text_or_object_is_another_event(self, server, bench):
         bench.say("one")
         bench.say("two")
