@@ -8,6 +8,7 @@
 CC ?= gcc
 PY ?= python3
 B := build/hook
+MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
 
 WARN := -Wall -Wextra -Werror -Wshadow -Wconversion -Wsign-conversion -Wstrict-prototypes -Wmissing-prototypes \
 	-Wold-style-definition -Wundef -Wvla -Wformat=2 -Wcast-qual -Wcast-align -Wpointer-arith -Wwrite-strings \
@@ -43,7 +44,7 @@ $(GEN)/stamp: build/symbols.json hook/symbols-class.txt $(wildcard hook/gen/*.py
 SOURCES := $(filter-out $(REGION_SOURCES),$(wildcard hook/src/*.c)) hook/src/account.c
 HOOK_FLAGS := $(BASE) -I$(GEN) -fno-plt -fno-stack-protector -fno-asynchronous-unwind-tables -fno-exceptions \
 	-ffunction-sections -fdata-sections -fno-builtin-strcmp
-HOOK_LINK := $(LINK) -nostartfiles -Wl,--gc-sections -Wl,-Bsymbolic -Wl,--version-script=$(GEN)/exports.map \
+HOOK_LINK := $(LINK) -nostartfiles -Wl,--gc-sections -Wl,-Bsymbolic -Wl,--version-script=$(GEN)/exports-$(MACHINE).map \
 	-Wl,--hash-style=gnu -Wl,-z,noexecstack -Wl,--build-id
 
 # $(call build,NAME,FOLDER,FLAGS)

@@ -3,7 +3,7 @@
 
 Out of what the driver's headers declare (hook/symbols) and what each name means (symbols-class.txt) come
 `names.h` (numbers, prototypes), `names.c` (the look-up), `wrappers.S` (where each wrapper lies, without a
-relocation) and `exports.map` (the closed list of what the library exports). Nothing of these is committed.
+relocation) and `exports-<machine>.map` (the closed list of what the library exports). Nothing of these is committed.
 
 Never decides what a name means. Fails, naming them, on names that look like a door and are in no section.
 """
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from classes import ClassError, Names, read_classes
-from tables import exports, names_c, names_h, wrappers
+from tables import GLIBC_BASE, exports, names_c, names_h, wrappers
 
 USAGE = "usage: python hook/gen SYMBOLS.json CLASSES.txt FOLDER"
 
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         ("names.h", names_h(names)),
         ("names.c", names_c(names)),
         ("wrappers.S", wrappers(names)),
-        ("exports.map", exports(names)),
+        *((f"exports-{machine}.map", exports(names, base)) for machine, base in GLIBC_BASE.items()),
     ):
         path = folder / name
         if not path.exists() or path.read_text() != text:

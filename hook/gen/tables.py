@@ -173,7 +173,18 @@ def wrappers(names: Names) -> str:
     return "\n".join(lines)
 
 
-def exports(names: Names) -> str:
-    """The version script: what the library exports, and nothing else."""
-    own = ["dlsym", "dlvsym", "dlopen", "sigaction", "signal"]
-    return "{\nglobal:\n" + "".join(f"\t{s};\n" for s in [*own, *sorted(names.hooked)]) + "local:\n\t*;\n};\n"
+# glibc's oldest version on each processor: the one that programs and tools ask for besides today's.
+GLIBC_BASE: Final = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}
+
+
+def exports(names: Names, base: str) -> str:
+    """The version script: what the library exports, and nothing else.
+
+    What stands in front of libc carries libc's versions, old and new, because `dlvsym` asks for one by name.
+    """
+    functions = "".join(f"\t{s};\n" for s in sorted(names.hooked))
+    return (
+        f"{base} {{\nglobal:\n\tdlsym;\n\tdlvsym;\n\tdlopen;\n\tsigaction;\n\tsignal;\nlocal:\n\t*;\n}};\n"
+        f"GLIBC_2.34 {{\nglobal:\n\tdlsym;\n\tdlvsym;\n\tdlopen;\n}};\n"
+        f"ALIQUOT_1 {{\nglobal:\n{functions}}};\n"
+    )

@@ -24,7 +24,7 @@
 	.size \name, . - \name
 	.endm
 
-ENTRY dlsym
+ENTRY aq_dlsym
 	pushq %rdi
 	.cfi_adjust_cfa_offset 8
 	pushq %rsi
@@ -43,9 +43,9 @@ ENTRY dlsym
 	jnz 1f
 	ret
 1:	jmpq *%rdx
-END dlsym
+END aq_dlsym
 
-ENTRY dlvsym
+ENTRY aq_dlvsym
 	pushq %rdi
 	.cfi_adjust_cfa_offset 8
 	pushq %rsi
@@ -65,9 +65,9 @@ ENTRY dlvsym
 	jnz 1f
 	ret
 1:	jmpq *%rcx
-END dlvsym
+END aq_dlvsym
 
-ENTRY dlopen
+ENTRY aq_dlopen
 	pushq %rdi
 	.cfi_adjust_cfa_offset 8
 	pushq %rsi
@@ -86,7 +86,7 @@ ENTRY dlopen
 	ret
 1:	movl %eax, %esi
 	jmpq *%rdx
-END dlopen
+END aq_dlopen
 
 #elif defined(__aarch64__)
 
@@ -122,7 +122,7 @@ END dlopen
 	.cfi_restore x30
 	.endm
 
-ENTRY dlsym
+ENTRY aq_dlsym
 	SAVE
 	mov x2, x30
 	bl aq_route_dlsym
@@ -131,9 +131,9 @@ ENTRY dlsym
 	mov x0, x17
 	ret
 1:	br x16
-END dlsym
+END aq_dlsym
 
-ENTRY dlvsym
+ENTRY aq_dlvsym
 	SAVE
 	mov x3, x30
 	bl aq_route_dlvsym
@@ -142,9 +142,9 @@ ENTRY dlvsym
 	mov x0, x17
 	ret
 1:	br x16
-END dlvsym
+END aq_dlvsym
 
-ENTRY dlopen
+ENTRY aq_dlopen
 	SAVE
 	bl aq_route_dlopen
 	RESTORE
@@ -153,10 +153,27 @@ ENTRY dlopen
 	ret
 1:	mov x1, x17
 	br x16
-END dlopen
+END aq_dlopen
 
 #else
 #error "the hook is written for x86-64 and arm64"
 #endif
+
+/* Under the version of libc's oldest and of today's. */
+#if defined(__x86_64__)
+#define OLDEST GLIBC_2.2.5
+#else
+#define OLDEST GLIBC_2.17
+#endif
+#define EXPORT(name, oldest)                                                                                 \
+	.globl aq_##name##_oldest, aq_##name##_today;                                                         \
+	.set aq_##name##_oldest, aq_##name;                                                                   \
+	.set aq_##name##_today, aq_##name;                                                                    \
+	.symver aq_##name##_oldest, name@oldest;                                                              \
+	.symver aq_##name##_today, name@@GLIBC_2.34
+
+EXPORT(dlsym, OLDEST)
+EXPORT(dlvsym, OLDEST)
+EXPORT(dlopen, OLDEST)
 
 	.section .note.GNU-stack,"",%progbits

@@ -296,8 +296,8 @@ static void *wrapped(const char *name, void *found, int version, cuuint64_t flag
 	const struct aq_name_cell *cell = aq_lookup(name);
 	if (found == NULL || cell == NULL || cell->group_size == 0 || aq_mode() == AQ_MODE_OFF)
 		return found;
-	for (unsigned i = cell->group; i < cell->group + cell->group_size; i++)
-		if (aq_real(i) == found)
+	for (unsigned i = cell->group; i < (unsigned)cell->group + cell->group_size; i++)
+		if (aq_real(i) == found || aq_wrapper(i) == found)
 			return aq_wrapper(i);
 	int number = by_header(cell, version, flags);
 	if (number < 0)

@@ -204,8 +204,20 @@ class Result:
 def stub_driver(compile_c: Callable[..., Path]) -> Path:
     """Folder with the smallest driver (programs/driver_stub.c) as libcuda.so.1."""
     return compile_c(
-        "driver_stub.c", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", name="libcuda.so.1"
+        "driver_stub.c",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-Wl,-Bsymbolic",
+        "-Wl,-soname,libcuda.so.1",
+        name="libcuda.so.1",
     ).parent
+
+
+@pytest.fixture
+def make_box(tmp_path: Path, hook_builds: Path) -> Callable[[Path], Box]:
+    """A container over a driver of the test's own, strict build."""
+    return lambda driver: Box(tmp_path, "libvgpu-strict.so", driver, None)
 
 
 @pytest.fixture
