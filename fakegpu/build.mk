@@ -45,14 +45,16 @@ $(FAKEGPU_OBJ)/%.o: fakegpu/src/%.c fakegpu/build.mk $(BUILD)/symbols.json
 	@echo "cc $<"
 	@$(CC) $(FAKEGPU_CFLAGS) -c -o $@ $<
 
-$(FAKEGPU_GEN)/done: $(FAKEGPU_CUDA_OBJ) $(FAKEGPU_NVML_OBJ) $(BUILD)/symbols.json $(wildcard fakegpu/gen/*)
-	@$(PYTHON) fakegpu/gen --symbols $(BUILD)/symbols.json --out $(FAKEGPU_GEN) --cuda $(FAKEGPU_CUDA_OBJ) \
-		--nvml $(FAKEGPU_NVML_OBJ)
-
-# `done` is made whenever an object changes; what gen wrote keeps its time where its text stayed the same.
-FAKEGPU_GEN_SRC := $(addprefix $(FAKEGPU_GEN)/,cuda_stubs.c nvml_stubs.c cuda_symtab.c \
-	$(foreach f,$(FAKEGPU_FLAVOURS),flavour_$(f).c cuda_$(f).map nvml_$(f).map cuda_$(f).list nvml_$(f).list))
-$(FAKEGPU_GEN_SRC): $(FAKEGPU_GEN)/done ;
+# $(1) cuda or nvml, $(2) objects. `done` is made whenever an object changes; what gen wrote keeps its time where its
+# text stayed the same.
+define FAKEGPU_GENERATE
+$(FAKEGPU_GEN)/$(1)_done: $(2) $(BUILD)/symbols.json $(wildcard fakegpu/gen/*)
+	@$(PYTHON) fakegpu/gen --symbols $(BUILD)/symbols.json --out $(FAKEGPU_GEN) $(1) $(2)
+$(addprefix $(FAKEGPU_GEN)/$(1)_,stubs.c symtab.c $(foreach f,$(FAKEGPU_FLAVOURS),flavour_$(f).c $(f).map $(f).list)): \
+		$(FAKEGPU_GEN)/$(1)_done ;
+endef
+$(eval $(call FAKEGPU_GENERATE,cuda,$(FAKEGPU_CUDA_OBJ)))
+$(eval $(call FAKEGPU_GENERATE,nvml,$(FAKEGPU_NVML_OBJ)))
 
 $(FAKEGPU_GEN)/%.o: $(FAKEGPU_GEN)/%.c
 	@$(CC) $(FAKEGPU_CFLAGS) -c -o $@ $<
@@ -67,9 +69,9 @@ $(FAKEGPU_OBJ)/$(1)/$(2).so: $(4) $(FAKEGPU_GEN)/$(3)_$(1).map
 		-o $$@.new $(4) -ldl -lpthread -lm && mv -f $$@.new $$@
 endef
 $(foreach f,$(FAKEGPU_FLAVOURS),$(eval $(call FAKEGPU_LIBRARY,$(f),libcuda,cuda,$(FAKEGPU_CUDA_OBJ) \
-	$(addprefix $(FAKEGPU_GEN)/,cuda_stubs.o cuda_symtab.o flavour_$(f).o))))
+	$(addprefix $(FAKEGPU_GEN)/,cuda_stubs.o cuda_symtab.o cuda_flavour_$(f).o))))
 $(foreach f,$(FAKEGPU_FLAVOURS),$(eval $(call FAKEGPU_LIBRARY,$(f),libnvidia-ml,nvml,$(FAKEGPU_NVML_OBJ) \
-	$(addprefix $(FAKEGPU_GEN)/,nvml_stubs.o flavour_$(f).o))))
+	$(addprefix $(FAKEGPU_GEN)/,nvml_stubs.o nvml_flavour_$(f).o))))
 
 $(FAKEGPU_OBJ)/nvidia-smi: $(FAKEGPU_SMI_OBJ)
 	@echo "ld $@"

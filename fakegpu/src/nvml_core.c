@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "process.h"
 #include "visible.h"
 
 /* 63..48 magic, 47..44 kind, 43..28 card, 27..20 slot, 19..0 tag. Not canonical, so nobody can follow it. */
@@ -158,27 +159,25 @@ static nvmlReturn_t open_driver(void)
 	default:
 		return NVML_ERROR_UNKNOWN;
 	}
+	return NVML_SUCCESS;
+}
+
+/* Nothing is opened or followed while `life` is held: the state has locks of its own, which a fork takes in its order. */
+static nvmlReturn_t start(const char *function, unsigned int flags)
+{
+	nvmlReturn_t result = open_driver();
+	if (result != NVML_SUCCESS)
+		return result;
+	fg_control_follow(fg_coarse_ns());
+	FG_CALL(function, "flags=%u", flags);
+	pthread_mutex_lock(&life);
 	if (visible_boot != fg_state->boot) {
 		visible_count = fg_visible_cards(visible, NV_MAX_VISIBLE);
 		visible_boot = fg_state->boot;
 	}
-	return NVML_SUCCESS;
-}
-
-static nvmlReturn_t start(const char *function, unsigned int flags)
-{
-	pthread_mutex_lock(&life);
-	nvmlReturn_t result = open_driver();
-	if (result == NVML_SUCCESS) {
-		fg_control_follow(fg_coarse_ns());
-		/* A fault on nvmlInit must work in a process that has opened the state only just now. */
-		if ((__atomic_load_n(fg_attention, __ATOMIC_RELAXED) | fg_attention_here) != 0)
-			result = (nvmlReturn_t)fg_call_slow(function, FG_RULE_ANY_CARD, "flags=%u", flags);
-		if (result == NVML_SUCCESS)
-			__atomic_add_fetch(&references, 1, __ATOMIC_RELEASE);
-	}
+	__atomic_add_fetch(&references, 1, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&life);
-	return result;
+	return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
@@ -224,8 +223,10 @@ static void after_fork(void)
 	pthread_mutex_unlock(&life);
 }
 
+/* Before anything is opened: a fork during the very first nvmlInit must find the handlers. */
 __attribute__((constructor)) static void watch_fork(void)
 {
+	fg_process_watch_fork();
 	pthread_atfork(before_fork, after_fork, after_fork);
 }
 

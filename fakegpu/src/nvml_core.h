@@ -25,7 +25,7 @@
 #include "export.h"
 #include "state.h"
 
-#define NV_MAX_VISIBLE 1024u
+#define NV_MAX_VISIBLE FG_MAX_CARDS
 
 enum nv_kind {
 	NV_CARD = 1,

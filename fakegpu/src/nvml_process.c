@@ -197,6 +197,15 @@ static uint32_t take_samples(const struct nv_device *of, unsigned long long last
 	return count;
 }
 
+/* How much room to bring, and some more for who comes meanwhile; never none, since that would be an answer. */
+static unsigned int room_for_samples(const struct nv_device *of)
+{
+	struct nv_process *list;
+	unsigned int count = nv_processes(of, &list);
+	free(list);
+	return count + 4;
+}
+
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *utilization,
 					     unsigned int *processSamplesCount,
 					     unsigned long long lastSeenTimeStamp)
@@ -207,12 +216,9 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 	NV_NEEDS(processSamplesCount);
 	if (of.card->mig_enabled)
 		return NVML_ERROR_NOT_SUPPORTED;
-	if (utilization ==
-	    NULL) { /* how much room to bring: one sample for each process that might have one */
-		struct nv_process *list;
-		*processSamplesCount = nv_processes(&of, &list);
-		free(list);
-		return *processSamplesCount > 0 ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	if (utilization == NULL) {
+		*processSamplesCount = room_for_samples(&of);
+		return NVML_ERROR_INSUFFICIENT_SIZE;
 	}
 	nvmlReturn_t result = NVML_SUCCESS;
 	uint32_t have = take_samples(&of, lastSeenTimeStamp, &samples);
@@ -242,10 +248,8 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
 	if (of.card->mig_enabled)
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (info->procUtilArray == NULL) {
-		struct nv_process *list;
-		info->processSamplesCount = nv_processes(&of, &list);
-		free(list);
-		return info->processSamplesCount > 0 ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+		info->processSamplesCount = room_for_samples(&of);
+		return NVML_ERROR_INSUFFICIENT_SIZE;
 	}
 	uint32_t have = take_samples(&of, info->lastSeenTimeStamp, &samples);
 	if (have == 0)

@@ -2,7 +2,9 @@
 """Every row of the tables under `reference/`: our outcome is the one written there, and so is the Go library's.
 
 The rows are our own, for the inputs and outcomes of cdi.md 5.1 and what we found beside them. A row that the
-library no longer agrees with means that the runtimes changed; a row that we disagree with is our bug.
+library no longer agrees with means that the runtimes changed; a row that we disagree with is our bug. Where the
+library is wrong the row says so in `reference`: release 1.1.2 looks for mount types and host paths of nodes in
+the last device only, so it asks for too low a version; readers of that lower version would refuse the file.
 """
 
 from __future__ import annotations
@@ -186,7 +188,7 @@ def test_minimum_versions_agree_with_the_reference(reference: Any) -> None:
         [
             f"{row['name']}: {answer}"
             for row, answer in zip(items, answers, strict=True)
-            if answer["error"] or answer["version"] != row["version"]
+            if answer["error"] or answer["version"] != row.get("reference", row["version"])
         ]
     )
 

@@ -209,13 +209,23 @@ class TestTrouble:
         bench.say()
         assert bench.recorder.stats.written == 1
 
-    @pytest.mark.parametrize(("code", "reason"), [(404, "NotFound"), (422, "Invalid")])
+    @pytest.mark.parametrize(("code", "reason"), [(404, "NotFound"), (422, "Invalid"), (403, "Forbidden")])
     def test_a_refusal_is_not_tried_again(self, server, bench, code, reason):
         """A namespace that is going away takes no more events."""
         server.script(server.Reply(server.status_body(code, reason), code))
         bench.say()
         assert len(server.requests) == 1
         assert bench.recorder.stats.dropped == {"refused": 1}
+
+    def test_an_event_whose_answer_was_lost_is_there(self, server, bench):
+        server.script(
+            server.Reply(drop=True), server.Reply(server.status_body(409, "AlreadyExists"), 409), server.Reply({})
+        )
+        bench.say()
+        assert (bench.recorder.stats.written, bench.recorder.stats.dropped) == (1, {})
+        bench.say()
+        bench.owe()
+        assert server.requests[-1].json()["series"]["count"] == 2
 
     def test_a_count_that_could_not_be_written_is_still_owed(self, server, bench):
         bench.say()

@@ -19,11 +19,11 @@ import uuid
 from collections.abc import Callable
 from typing import Final, Literal
 
-from aliquot.api.errors import AliquotError, foreign
+from aliquot.api.errors import AliquotError
 from aliquot.api.log import get_logger
 from aliquot.kube.backoff import Backoff
 from aliquot.kube.client import Kube
-from aliquot.kube.errors import Invalid, NotFound
+from aliquot.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound
 from aliquot.kube.objects import ObjectMeta
 from aliquot.kube.paths import EVENTS_API, namespaced
 
@@ -294,14 +294,17 @@ class EventRecorder:
         while True:
             try:
                 write()
-            except (Invalid, NotFound) as error:  # namespace gone or going, or not to the server's taste
+            except AlreadyExists:  # written by a try whose answer was lost
+                self.stats.written += 1
+                return "written"
+            except (Invalid, NotFound, Forbidden) as error:  # namespace gone or going, no right, or no valid event
                 self._drop("refused")
-                log.debug("event refused", error=foreign(error))
+                log.warning("event refused", error=str(error))
                 return "refused"
             except AliquotError as error:
                 if self._backoff.failures + 1 >= TRIES:
                     self._drop("unreachable")
-                    log.warning("event dropped", error=foreign(error))
+                    log.warning("event dropped", error=str(error))
                     return "lost"
                 at_least_s = getattr(error, "retry_after_s", 0.0)
                 if self._backoff.wait(self._stop, at_least_s=at_least_s):
@@ -312,7 +315,8 @@ class EventRecorder:
                 return "written"
 
     def _drop(self, why: str) -> None:
-        self.stats.dropped[why] = self.stats.dropped.get(why, 0) + 1
+        with self._wake:  # reentrant; callers and the thread both count here
+            self.stats.dropped[why] = self.stats.dropped.get(why, 0) + 1
 
 
 def _namespace(regarding: Reference) -> str:

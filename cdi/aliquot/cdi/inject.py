@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from aliquot.api.errors import HardwareError, SettingsError
 from aliquot.cdi.model import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount
 from aliquot.cdi.scan import Found
+from aliquot.cdi.validate import net_device_problems
 
 _TYPES: Final = {stat.S_IFCHR: "c", stat.S_IFBLK: "b", stat.S_IFIFO: "p"}
 
@@ -64,7 +65,8 @@ def inject(
     """A copy of `oci` with the edits of the devices called `names`, in that order.
 
     Edits of a spec itself are applied once, before those of its first device.
-    Raises `SettingsError` listing every name that is not in `devices`, `HardwareError` for a missing node.
+    Raises `SettingsError` listing every name that is not in `devices`, or for a network interface that two of them
+    (or one, asked for twice) want to move; `HardwareError` for a missing node.
     """
     wanted = tuple(names)
     missing = [name for name in wanted if name not in devices]
@@ -90,9 +92,11 @@ def _apply(oci: dict[str, Any], parts: list[ContainerEdits], look_at: Callable[[
     for part in parts:
         for node in part.device_nodes:
             _add_node(oci, node, look_at)
-    for part in parts:
-        for device in part.net_devices:
-            _linux(oci).setdefault("netDevices", {})[device.host_interface_name] = {"name": device.name}
+    net_devices = tuple(device for part in parts for device in part.net_devices)
+    for problem in net_device_problems(net_devices, "netDevices of all devices together"):
+        raise SettingsError(str(problem))
+    for device in net_devices:
+        _linux(oci).setdefault("netDevices", {})[device.host_interface_name] = {"name": device.name}
     mounts = [mount for part in parts for mount in part.mounts]
     if mounts:
         _add_mounts(oci, mounts)
@@ -133,17 +137,21 @@ def _set_env(process: dict[str, Any], items: list[str]) -> None:
 
 def _add_node(oci: dict[str, Any], node: DeviceNode, look_at: Callable[[str], NodeFacts]) -> None:
     type_, major, minor, mode = node.type, node.major, node.minor, node.file_mode
-    if not type_ or (not major and type_ != "p"):
-        facts = look_at(node.host_path or node.path)
-        if type_ and type_ != facts.type:
-            raise HardwareError(
-                f"device node {node.path}: the spec says type {type_}, the host's {node.host_path or node.path} is "
-                f"{facts.type}"
-            )
-        type_ = facts.type
+    host = node.host_path or node.path
+    complete = bool(type_) and (major != 0 or type_ == "p")
+    try:
+        facts = look_at(host)
+    except HardwareError:
+        if not complete:
+            raise
+    else:
         mode = facts.mode if mode is None else mode
-        if not major and type_ != "p":
-            major, minor = facts.major, facts.minor
+        if not complete:
+            if type_ and type_ != facts.type:
+                raise HardwareError(f"device node {node.path}: the spec says type {type_}, {host} is {facts.type}")
+            type_ = facts.type
+            if not major and type_ != "p":
+                major, minor = facts.major, facts.minor
     device: dict[str, Any] = {"path": node.path, "type": type_, "major": major, "minor": minor}
     user = oci.get("process", {}).get("user", {})
     optional = {

@@ -116,6 +116,22 @@ def env_problem(item: str) -> str:
     return "" if item.find("=") > 0 else f"{item!r} is not NAME=value"
 
 
+def net_device_problems(devices: tuple[NetDevice, ...], at: str) -> Iterator[Problem]:
+    """What upstream refuses in `netDevices`, of one file or merged for one container: an empty or a repeated name."""
+    hosts: set[str] = set()
+    inside: set[str] = set()
+    for index, device in enumerate(devices):
+        for field, name, seen in (
+            ("hostInterfaceName", device.host_interface_name, hosts),
+            ("name", device.name, inside),
+        ):
+            if not name:
+                yield Problem(f"{at}[{index}].{field}", "is empty")
+            elif name in seen:
+                yield Problem(f"{at}[{index}].{field}", f"{name!r} is there twice")
+            seen.add(name)
+
+
 # --- upstream ---------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +168,7 @@ def _upstream_edits(edits: ContainerEdits, at: str) -> Iterator[Problem]:
             yield Problem(f"{at}.env[{index}]", problem)
     for index, node in enumerate(edits.device_nodes):
         yield from _upstream_node(node, f"{at}.deviceNodes[{index}]")
-    yield from _upstream_net_devices(edits.net_devices, f"{at}.netDevices")
+    yield from net_device_problems(edits.net_devices, f"{at}.netDevices")
     for index, hook in enumerate(edits.hooks):
         yield from _upstream_hook(hook, f"{at}.hooks[{index}]")
     for index, mount in enumerate(edits.mounts):
@@ -178,21 +194,6 @@ def _upstream_node(node: DeviceNode, at: str) -> Iterator[Problem]:
     for field, value in (("fileMode", node.file_mode), ("uid", node.uid), ("gid", node.gid)):
         if value is not None:
             yield from _in_range(value, _UINT32, f"{at}.{field}")
-
-
-def _upstream_net_devices(devices: tuple[NetDevice, ...], at: str) -> Iterator[Problem]:
-    hosts: set[str] = set()
-    inside: set[str] = set()
-    for index, device in enumerate(devices):
-        for field, name, seen in (
-            ("hostInterfaceName", device.host_interface_name, hosts),
-            ("name", device.name, inside),
-        ):
-            if not name:
-                yield Problem(f"{at}[{index}].{field}", "is empty")
-            elif name in seen:
-                yield Problem(f"{at}[{index}].{field}", f"{name!r} is there twice")
-            seen.add(name)
 
 
 def _upstream_hook(hook: Hook, at: str) -> Iterator[Problem]:

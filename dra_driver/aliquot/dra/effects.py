@@ -10,13 +10,14 @@ it mounts exist, so no container starts without its limit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from aliquot.api.errors import HardwareError, InternalError, foreign
+from aliquot.api.errors import AliquotError, HardwareError, InternalError, foreign
 from aliquot.api.grant import Grant
 from aliquot.cdi.driver_files import CardAddress, DriverFiles, Roots, discover
 from aliquot.cdi.edits import Limiter, merge, spec_for
@@ -34,8 +35,23 @@ UNMAKE_STEPS: Final = ("remove spec", "remove regions", "remove sidecar")
 """Names passed to `steps`, each before what it names; tests end the process there."""
 
 
+class _Look:
+    """One look at the host, for everybody who came before it began."""
+
+    __slots__ = ("cards", "done", "found")
+
+    def __init__(self) -> None:
+        self.cards: dict[str, CardAddress] = {}
+        self.done = threading.Event()
+        self.found: DriverFiles | None = None
+        """None after `done`: something is missing; whoever needs it has to look alone, and is told."""
+
+
 class DriverSource:
-    """Where the driver's files and the installed hook are; looked at anew for each claim (dra.md 9, row 16)."""
+    """Where the driver's files and the installed hook are; looked at anew for each claim (dra.md 9, row 16).
+
+    Claims that come together share one look, which begins after the last of them came. Never remembers one.
+    """
 
     def __init__(
         self, roots: Roots, hook: InstalledHook, run_dir: Path, extra_edits: ContainerEdits = EMPTY_EDITS
@@ -44,9 +60,32 @@ class DriverSource:
         self._hook = hook
         self._run_dir = run_dir
         self._extra_edits = extra_edits
+        self._lock = threading.Lock()
+        self._looking = threading.Lock()
+        self._next: _Look | None = None
 
-    def files(self, cards: Iterable[CardAddress]) -> DriverFiles:
+    def files(self, cards: Sequence[CardAddress]) -> DriverFiles:
         """What containers with these cards need, as it is now. Raises `HardwareError` naming what is missing."""
+        with self._lock:
+            first = self._next is None
+            look = self._next = self._next or _Look()
+            look.cards.update((card.uuid, card) for card in cards)
+        if first:
+            with self._looking:
+                with self._lock:
+                    self._next = None
+                try:
+                    look.found = self._look(list(look.cards.values()))
+                except AliquotError:
+                    look.found = None
+                finally:
+                    look.done.set()
+        else:
+            look.done.wait()
+        # One missing card must not fail the claims of the others.
+        return look.found or self._look(cards)
+
+    def _look(self, cards: Sequence[CardAddress]) -> DriverFiles:
         return discover(
             self.roots,
             cards,

@@ -115,14 +115,16 @@ class Engine:
 
         Raises an `AliquotError` whose text is for the pod's event.
         """
+        took: dict[str, float] = {}
         with self.turns.enter(ref.uid) as turn:
             for _ in range(_ROUNDS):
                 undone = turn.undone
-                claim = self._fetch(ref, caller)
-                with self._in_turn(turn, ref.uid, caller):
+                with self._timed("get", took):
+                    claim = self._fetch(ref, caller)
+                with self._in_turn(turn, ref.uid, caller, took):
                     if turn.undone != undone:
                         continue  # what was fetched may be older than the undoing
-                    record = self._prepare(ref, claim, caller)
+                    record = self._prepare(ref, claim, caller, took)
                 self._steps("answer")
                 return tuple(_prepared(held) for held in record.results)
         raise ClusterError(f"{ref} was unprepared again and again while it was being prepared; kubelet retries")
@@ -153,17 +155,14 @@ class Engine:
         self._steps("fetch")
         started = time.monotonic()
         backoff = Backoff(0.1, 2.0)
-        try:
-            while True:
-                left = min(caller.remaining_s() - 1.0, FETCH_S - (time.monotonic() - started))
-                try:
-                    return self.claim(ref, timeout_s=max(left, 1.0))
-                except (Unreachable, ServerError, TooManyRequests) as err:
-                    pause = max(backoff.next_s(), err.retry_after_s)
-                    if pause >= left or not caller.waits() or self._stop.wait(pause):
-                        raise
-        finally:
-            self._observe("get", time.monotonic() - started)
+        while True:
+            left = min(caller.remaining_s() - 1.0, FETCH_S - (time.monotonic() - started))
+            try:
+                return self.claim(ref, timeout_s=max(left, 1.0))
+            except (Unreachable, ServerError, TooManyRequests) as err:
+                pause = max(backoff.next_s(), err.retry_after_s)
+                if pause >= left or not caller.waits() or self._stop.wait(pause):
+                    raise
 
     def claim(self, ref: ClaimRef, *, timeout_s: float = 10.0) -> ResourceClaim:
         """The claim of that name, whatever its UID. Raises `ClusterError`."""
@@ -175,43 +174,59 @@ class Engine:
             raise ClaimGoneError(f"{ref} does not exist (any more); the pod that wanted it has to be deleted") from err
 
     @contextlib.contextmanager
-    def _in_turn(self, turn: Turn, uid: str, caller: Caller) -> Iterator[None]:
-        started = time.monotonic()
-        with turn.hold(uid, min(caller.remaining_s(), WAIT_S)), self.checkpoint.session():
-            self._observe("wait", time.monotonic() - started)
+    def _in_turn(self, turn: Turn, uid: str, caller: Caller, took: dict[str, float]) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            with self._timed("wait", took):
+                held.enter_context(turn.hold(uid, min(caller.remaining_s(), WAIT_S)))
+                held.enter_context(self.checkpoint.session())
             yield
 
-    def _prepare(self, ref: ClaimRef, claim: ResourceClaim, caller: Caller) -> ClaimRecord:
+    @contextlib.contextmanager
+    def _timed(self, part: str, took: dict[str, float]) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - started
+            took[part] = took.get(part, 0.0) + seconds
+            self._observe(part, seconds)
+
+    def _prepare(self, ref: ClaimRef, claim: ResourceClaim, caller: Caller, took: dict[str, float]) -> ClaimRecord:
         """With the claim's turn held: plan, make, remember."""
         if not caller.waits():
             raise ClusterError(f"{ref}: kubelet stopped waiting before anything was made; it retries")
         self._steps("plan")
-        started = time.monotonic()
-        plan, reservation = self._plan(ref, claim)
-        self._observe("plan", time.monotonic() - started)
+        with self._timed("plan", took):
+            plan, reservation = self._plan(ref, claim)
         record = plan.record
         if not record.results:
             return record
-        started = time.monotonic()
-        if reservation is not None:
-            self._steps("write started")
-            reservation.wait()
-        self._steps("make")
-        self.effects.make(ref.uid, record)
-        if reservation is not None:
-            self.effects.drop_strays(ref.uid, record)
-        completed = msgspec.structs.replace(record, state=State.COMPLETED, boot_id=self._boot_id)
-        if completed != record:
-            self._steps("write completed")
-            self.checkpoint.put(ref.uid, completed)
-        self._observe("disk", time.monotonic() - started)
+        with self._timed("disk", took):
+            completed = self._carry_out(ref.uid, plan, reservation)
         log.info(
             "claim prepared",
             claim_uid=ref.uid,
             claim=f"{ref.namespace}/{ref.name}",
             action=plan.action.value,
             devices=[held.asked.device for held in record.results],
+            milliseconds={part: round(seconds * 1000, 2) for part, seconds in took.items()},
         )
+        return completed
+
+    def _carry_out(self, uid: str, plan: Plan, reservation: Ticket | None) -> ClaimRecord:
+        """Make what the record says, and remember that it is made."""
+        record = plan.record
+        if reservation is not None:
+            self._steps("write started")
+            reservation.wait()
+        self._steps("make")
+        self.effects.make(uid, record)
+        if plan.action in (Action.REDO, Action.ADOPT):
+            self.effects.drop_strays(uid, record)
+        completed = msgspec.structs.replace(record, state=State.COMPLETED, boot_id=self._boot_id)
+        if completed != record:
+            self._steps("write completed")
+            self.checkpoint.put(uid, completed)
         return completed
 
     def _plan(self, ref: ClaimRef, claim: ResourceClaim) -> tuple[Plan, Ticket | None]:

@@ -11,6 +11,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -38,6 +39,8 @@ class Settings:
     fake: bool = True
     """The nodes have the fake driver at `FAKE_DRIVER_ROOT`, its state at `FAKE_STATE`."""
     image: str = ""
+    step_killer: bool = False
+    """Start the driver through `step_killer.py`, so that a story can have it killed at a step."""
 
 
 def manifests(settings: Settings) -> list[Object]:
@@ -58,8 +61,12 @@ def _adapt(obj: Object, settings: Settings) -> Object:
         if settings.fake:
             mount = {"hostPath": FAKE_STATE, "containerPath": FAKE_STATE, "options": ["rw", "nosuid", "nodev", "rbind"]}
             obj["data"]["extra-edits.json"] = json.dumps({"mounts": [mount]})
+        if settings.step_killer:
+            obj["data"]["step_killer.py"] = (Path(__file__).parent / "step_killer.py").read_text()
     elif obj["kind"] == "DaemonSet":
         spec = obj["spec"]["template"]["spec"]
+        if settings.step_killer:
+            spec["containers"][0]["command"] = ["python3", "/etc/aliquot/step_killer.py"]
         if settings.image:
             spec["containers"][0]["image"] = settings.image
         if settings.fake:

@@ -83,7 +83,7 @@ class Stage:
         if wait:
             self.cluster.wait_gone(self.namespace, name)
 
-    def running(self, *pods: str, timeout_s: float = 60.0) -> None:
+    def running(self, *pods: str, timeout_s: float = 120.0) -> None:
         """Waits until these pods run."""
         for pod in pods:
             self.cluster.wait_pod(self.namespace, pod, "Running", timeout_s)

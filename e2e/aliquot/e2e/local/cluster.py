@@ -27,6 +27,31 @@ from aliquot.e2e.toolchain import DEFAULT_MINOR, locate
 
 READY_TIMEOUT_S: Final = 120.0
 
+# The Node authorizer learns of a binding a moment after kubelet does; a kubelet that is refused its claim in between
+# tries again only after half a minute or more. That is Kubernetes' own matter and no story of ours, so kubelets here
+# may read claims by RBAC as well. Our driver reads them with its own identity.
+_CLAIM_READERS: Final = (
+    {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "aliquot-e2e:claims-of-nodes"},
+        "rules": [
+            {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list", "watch"]}
+        ],
+    },
+    {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "aliquot-e2e:claims-of-nodes"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "aliquot-e2e:claims-of-nodes",
+        },
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}],
+    },
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
@@ -130,6 +155,8 @@ class LocalCluster(Cluster):
             node.wait_containerd()
             imports.append(node.begin_import(self._images))
         self.plane.wait_ready()
+        for obj in _CLAIM_READERS:
+            self.api.apply(obj)
         for part in (self.plane.scheduler, self.plane.controllers):
             assert part is not None
             part.start()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -91,12 +91,14 @@ class Space:
     inside: Inside
     state: Path
     keeper: subprocess.Popen[str]
+    _holders: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def node(self, name: str) -> Inside:
         """Makes the mount namespace of one node and binds its own folders over the standard paths."""
         environment = {"STATE": str(self.state), "NODE": name, "NODE_PATHS": " ".join(NODE_PATHS)}
         argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _NODE_SCRIPT]
         started = _start(self.inside.argv(argv), environment, self.run.directory / "log" / f"{name}-namespace.log")
+        self._holders.append(started)
         holder = children(started.pid)
         if len(holder) != 1:
             raise ClusterError(f"the namespace of {name} ended as soon as it was made; see {self.run.directory}/log")
@@ -106,7 +108,8 @@ class Space:
         """Ends everything inside."""
         self.inside.close()
         self.keeper.kill()
-        self.keeper.wait()
+        for process in (self.keeper, *self._holders):
+            process.wait()
 
 
 def require_root() -> None:
