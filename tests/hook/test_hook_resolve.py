@@ -127,7 +127,8 @@ def test_b179_the_driver_finds_its_own(limited):
 start()
 cuda.stub_inner.restype = c_void_p
 inner = cuda.stub_inner()
-say(inner=twice(inner), outer=twice(dlsym(cuda._handle, b"cuMemAlloc_v2")), differ=inner != dlsym(cuda._handle, b"cuMemAlloc_v2"))
+outer = dlsym(cuda._handle, b"cuMemAlloc_v2")
+say(inner=twice(inner), outer=twice(outer), differ=inner != outer)
 """
     )
     assert limited.run(code).last == {"inner": [0, 0], "outer": [0, 2], "differ": True}
@@ -138,7 +139,8 @@ def test_names_that_are_not_ours_are_left_alone(limited):
     code = (
         WAYS
         + """
-names = [b"cuProfilerStart", b"cublasCreate_v2", b"cudnnCreate", b"curl_easy_init", b"cuserid", b"cuMemAlloc_v9", b"malloc"]
+names = [b"cuProfilerStart", b"cublasCreate_v2", b"cudnnCreate", b"curl_easy_init", b"cuserid", b"cuMemAlloc_v9"]
+names += [b"malloc"]
 before = [bool(dlsym(cuda._handle, n)) for n in names]
 say(found=before, same=dlsym(cuda._handle, b"cuProfilerStart") == cast(cuda.cuProfilerStart, c_void_p).value)
 """
@@ -232,7 +234,10 @@ say(absent=[dlsym(cuda._handle, n) for n in (b"cuMemAllocAsync", b"cuGetProcAddr
 #include <stdio.h>
 #include <stdint.h>
 #include <stddef.h>
-extern int cuInit(unsigned) __attribute__((weak)); extern int cuMemAllocAsync(uint64_t *, size_t, void *) __attribute__((weak));
+#pragma weak cuInit
+#pragma weak cuMemAllocAsync
+int cuInit(unsigned);
+int cuMemAllocAsync(uint64_t *, size_t, void *);
 int main(void) { uint64_t a; cuInit(0); printf("{\\"rc\\": %d}\\n", cuMemAllocAsync(&a, 1, 0)); return 0; }
 """,
         f"-L{old}",
@@ -287,8 +292,8 @@ def test_dlsym_of_a_process_without_cuda_is_what_it_was(limited, compile_c):
 int main(void)
 {
 	printf("{\\"cu\\": %d, \\"next\\": %d, \\"nul\\": \\"%s\\"}\\n", dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") != NULL,
-	       dlsym(RTLD_NEXT, "printf") == (void *)printf || dlsym(RTLD_NEXT, "printf") != NULL,
-	       dlsym(RTLD_DEFAULT, "no_such_name") ? "found" : strstr(dlerror(), "no_such_name") ? "named" : "other");
+		dlsym(RTLD_NEXT, "printf") == (void *)printf || dlsym(RTLD_NEXT, "printf") != NULL,
+		dlsym(RTLD_DEFAULT, "no_such_name") ? "found" : strstr(dlerror(), "no_such_name") ? "named" : "other");
 	return 0;
 }
 """,
