@@ -127,6 +127,7 @@ class HealthWatch:
             if gone or not self._nvml.is_open:
                 self._nvml.reopen(after=opening)
                 self._reopened()
+            self._listen(inventory)  # before the questions, so that no event falls between the two
             self._check(inventory, reloaded=gone)
         except Exception as e:
             health = self.health
