@@ -162,7 +162,8 @@ static nvmlReturn_t open_driver(void)
 	return NVML_SUCCESS;
 }
 
-/* Nothing is opened or followed while `life` is held: the state has locks of its own, which a fork takes in its order. */
+/* Nothing is opened or followed while `life` is held: the state has locks of its own, which a fork takes in
+ * its order. */
 static nvmlReturn_t start(const char *function, unsigned int flags)
 {
 	nvmlReturn_t result = open_driver();

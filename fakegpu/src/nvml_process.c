@@ -197,7 +197,8 @@ static uint32_t take_samples(const struct nv_device *of, unsigned long long last
 	return count;
 }
 
-/* How much room to bring, and some more for who comes meanwhile; never none, since that would be an answer. */
+/* How much room to bring, and some more for who comes meanwhile; never none, since that would be an answer.
+ */
 static unsigned int room_for_samples(const struct nv_device *of)
 {
 	struct nv_process *list;

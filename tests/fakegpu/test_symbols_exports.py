@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the libraries export: exactly their list, for every driver age, loadable with everything bound at once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FLAVOURS = ("580", "550", "525", "470")
+LIBRARIES = {"cuda": "libcuda", "nvml": "libnvidia-ml"}
+
+
+def library(build: Path, flavour: str, api: str) -> Path:
+    root = build / ("fakegpu" if flavour == "580" else f"fakegpu-{flavour}")
+    return next((root / "usr/lib").iterdir()) / f"{LIBRARIES[api]}.so.1"
+
+
+def exported(path: Path) -> list[str]:
+    out = subprocess.run(
+        ["nm", "-D", "--defined-only", "--portability", str(path)], capture_output=True, text=True, check=True
+    ).stdout
+    return sorted(line.split()[0] for line in out.splitlines())
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("api", LIBRARIES)
+def test_exports_equal_the_list(build_dir, flavour, api):
+    wanted = (build_dir / f"fakegpu-obj/gen/{api}_{flavour}.list").read_text().split()
+    assert exported(library(build_dir, flavour, api)) == sorted(wanted)
+
+
+@pytest.mark.parametrize("api", LIBRARIES)
+def test_the_full_flavour_has_every_name_of_the_headers(build_dir, api):
+    functions = json.loads((build_dir / "symbols.json").read_text())["functions"]
+    public = {name for name, row in functions.items() if row["api"] == api}
+    assert public <= set(exported(library(build_dir, "580", api)))
+
+
+@pytest.mark.parametrize("api", LIBRARIES)
+def test_an_older_driver_has_a_part_of_a_younger_one(build_dir, api):
+    sets = [set(exported(library(build_dir, flavour, api))) for flavour in FLAVOURS]
+    assert all(old < young for young, old in itertools.pairwise(sets))
+
+
+def test_dates_hide_the_right_names(build_dir):
+    old, middle = (set(exported(library(build_dir, flavour, "cuda"))) for flavour in ("470", "525"))
+    assert "cuGetProcAddress" in old  # 11.3
+    assert "cuGetProcAddress_v2" not in old  # 12.0
+    assert "cuGetProcAddress_v2" in middle
+    assert {"cuMemAlloc", "cuMemAlloc_v2", "cuCtxCreate_v3"} <= old
+    assert "cuCtxCreate_v4" not in middle  # 12.5
+    nvml = set(exported(library(build_dir, "470", "nvml")))
+    assert {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses_v2"} <= nvml
+    assert not {"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3"} & nvml
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("api", LIBRARIES)
+def test_it_loads_with_every_symbol_bound_at_once(build_dir, flavour, api):
+    path = library(build_dir, flavour, api)
+    code = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_GLOBAL)"
+    subprocess.run([sys.executable, "-c", code, str(path)], env={"LD_BIND_NOW": "1"}, check=True, timeout=30)
+
+
+@pytest.mark.parametrize("api", LIBRARIES)
+def test_names_sonames_and_links(build_dir, api):
+    path = library(build_dir, "580", api)
+    dynamic = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+    assert f"soname: [{LIBRARIES[api]}.so.1]" in dynamic.replace("Library soname", "soname")
+    assert path.readlink().name == f"{LIBRARIES[api]}.so.580.65.06"
+    assert (path.with_suffix("")).readlink().name == f"{LIBRARIES[api]}.so.1"
+    needed = {line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "NEEDED" in line}
+    assert needed <= {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
+
+
+def test_a_program_probing_an_old_driver_finds_functions_missing(machine):
+    code = """
+    result = [
+        nvmlSystemGetDriverVersion(),
+        nvmlSystemGetCudaDriverVersion(),
+        error_of(nvmlDeviceGetMemoryInfo, card, version=nvmlMemory_v2),
+        error_of(nvmlDeviceGetComputeRunningProcesses_v3, card),
+        nvmlDeviceGetMemoryInfo(card).total,
+        nvmlDeviceGetComputeRunningProcesses_v2(card),
+    ]
+    """
+    assert machine(flavour="470").nvml(code) == [
+        "470.256.02",
+        11040,
+        "FunctionNotFound",
+        "FunctionNotFound",
+        24 << 30,
+        [],
+    ]
+
+
+def test_names_nobody_implemented_answer_not_supported(machine):
+    code = """
+    lib = ctypes.CDLL("libnvidia-ml.so.1")
+    before = lib.nvmlDeviceGetVgpuMetadata(None, None, None)
+    lib.nvmlInit_v2()
+    result = before, lib.nvmlDeviceGetVgpuMetadata(None, None, None), lib.nvmlInternalGetExportTable(None, None)
+    """
+    assert machine().python(code) == [1, 3, 3]
