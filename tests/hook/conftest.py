@@ -215,9 +215,9 @@ def stub_driver(compile_c: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def make_box(tmp_path: Path, hook_builds: Path) -> Callable[[Path], Box]:
-    """A container over a driver of the test's own, strict build."""
-    return lambda driver: Box(tmp_path, "libvgpu-strict.so", driver, None)
+def make_box(tmp_path: Path, hook_builds: Path) -> Callable[..., Box]:
+    """A container over a driver of the test's own; the strict build unless another is named."""
+    return lambda driver, library="libvgpu-strict.so": Box(tmp_path, library, driver, None)
 
 
 @pytest.fixture
