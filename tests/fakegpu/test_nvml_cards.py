@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 
@@ -142,11 +140,11 @@ def test_visible_by_device_nodes(machine):
     dev.mkdir()
     code = "result = [nvmlDeviceGetMinorNumber(c) for c in cards]"
     assert host.nvml(code) == [4, 5, 6]
-    os.symlink("/dev/null", dev / "nvidia5")
+    (dev / "nvidia5").symlink_to("/dev/null")
     assert host.nvml(code) == [5]
     (dev / "nvidia6").write_text("no device node")
     assert host.nvml(code) == [5]
-    os.symlink("/dev/null", dev / "nvidia4")
+    (dev / "nvidia4").symlink_to("/dev/null")
     assert host.nvml(code) == [4, 5]
     assert host.nvml(code, FAKEGPU_VISIBLE_DEVICES="all") == [4, 5, 6]
 

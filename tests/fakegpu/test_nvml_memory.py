@@ -30,7 +30,9 @@ def test_a_wrong_version_word_gives_the_drivers_code_and_writes_nothing(machine)
 
 
 def test_cards_with_unified_memory_tell_no_size(machine):
-    code = "result = [error_of(nvmlDeviceGetMemoryInfo, card), error_of(nvmlDeviceGetMemoryInfo, card, version=nvmlMemory_v2)]"
+    code = """
+    result = error_of(nvmlDeviceGetMemoryInfo, card), error_of(nvmlDeviceGetMemoryInfo, card, version=nvmlMemory_v2)
+    """
     assert machine({"memory_from_nvml": False, "integrated": True}).nvml(code) == ["NotSupported", "NotSupported"]
 
 

@@ -67,7 +67,8 @@ def test_detail_list_by_mode(busy):
     def pids(mode):
         listing = nvmlDeviceGetRunningProcessDetailList(card, nvmlProcessDetailList_v1, mode)
         return [(p.pid, p.usedGpuMemory >> 20) for p in listing]
-    result = [pids(mode) for mode in range(4)], error_of(nvmlDeviceGetRunningProcessDetailList, card, nvmlProcessDetailList_v1, 4)
+    beyond = error_of(nvmlDeviceGetRunningProcessDetailList, card, nvmlProcessDetailList_v1, 4)
+    result = [pids(mode) for mode in range(4)], beyond
     """
     lists, beyond = busy.nvml(code)
     assert [len(one) for one in lists] == [3, 1, 1, 5]
@@ -76,8 +77,10 @@ def test_detail_list_by_mode(busy):
 
 
 def test_names_of_processes(busy):
-    code = "result = nvmlSystemGetProcessName(5001), error_of(nvmlSystemGetProcessName, 4), error_of(nvmlSystemGetProcessName, 5002)"
-    assert busy.nvml(code) == ["/bin/train", "NotFound", "NotFound"]
+    code = """
+    result = nvmlSystemGetProcessName(5001), [error_of(nvmlSystemGetProcessName, pid) for pid in (4, 5002)]
+    """
+    assert busy.nvml(code) == ["/bin/train", ["NotFound", "NotFound"]]
 
 
 def test_utilization_samples_are_new_once(busy):
