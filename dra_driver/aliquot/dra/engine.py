@@ -25,7 +25,7 @@ from aliquot.dra.devices import Offer
 from aliquot.dra.effects import Effects, Steps
 from aliquot.dra.prepare import Action, Book, ClaimRef, HeldError, Plan, plan_prepare
 from aliquot.dra.records import ClaimRecord, Held, State, cards_in
-from aliquot.dra.turns import Turn, Turns
+from aliquot.dra.turns import Gate, Turn, Turns
 from aliquot.kube import paths
 from aliquot.kube.backoff import Backoff
 from aliquot.kube.client import Kube
@@ -39,6 +39,9 @@ FETCH_S: Final = 20.0
 """Longest time that one call goes on asking an API server in trouble; kubelet comes back anyway."""
 WAIT_S: Final = 40.0
 """Longest time that a call waits for an earlier one, where kubelet set no limit itself (it sets 45 s)."""
+_SIDE_BY_SIDE: Final = 4
+"""Prepares worked on at a time: enough to share writes to the disk and to wait for the API server together."""
+_PATIENCE_S: Final = 0.25
 _ROUNDS: Final = 5
 """How often a claim that keeps being undone while it is fetched is fetched again."""
 
@@ -107,6 +110,7 @@ class Engine:
         self._observe = observe
         self._steps = steps
         self._planning = threading.Lock()
+        self._gate = Gate(_SIDE_BY_SIDE, _PATIENCE_S)
 
     # ---- the two calls
 
@@ -116,7 +120,10 @@ class Engine:
         Raises an `AliquotError` whose text is for the pod's event.
         """
         took: dict[str, float] = {}
-        with self.turns.enter(ref.uid) as turn:
+        with contextlib.ExitStack() as inside:
+            turn = inside.enter_context(self.turns.enter(ref.uid))
+            with self._timed("wait", took):
+                inside.enter_context(self._gate.enter())
             for _ in range(_ROUNDS):
                 undone = turn.undone
                 with self._timed("get", took):

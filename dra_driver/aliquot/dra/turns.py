@@ -15,6 +15,28 @@ from collections.abc import Iterator
 from aliquot.api.errors import ConflictError
 
 
+class Gate:
+    """Lets few calls work at a time, in the order they came; nobody waits for longer than their patience.
+
+    The interpreter works on one thing at a time: forty calls that share it end together, forty in a row end one
+    after the other and so after half the time on average. A call that hangs delays others by `patience_s` at most.
+    """
+
+    def __init__(self, permits: int, patience_s: float) -> None:
+        self._places = threading.Semaphore(permits)
+        self._patience_s = patience_s
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """Come in, at the latest after the patience."""
+        orderly = self._places.acquire(timeout=self._patience_s)
+        try:
+            yield
+        finally:
+            if orderly:
+                self._places.release()
+
+
 class Turn:
     """A call's place with one claim."""
 
