@@ -37,6 +37,8 @@ class Cluster(abc.ABC):
 
     provider: str
     minor: str
+    installed: Any = None
+    """The `install.Settings` that Aliquot was put in with."""
 
     @property
     @abc.abstractmethod

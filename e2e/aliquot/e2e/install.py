@@ -8,6 +8,7 @@ driver's state folder is mounted where there is one. Invariant: what runs in a s
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ NAMESPACE: Final = "aliquot-system"
 DRIVER: Final = "aliquot-dra-driver"
 FAKE_STATE: Final = "/run/fakegpu"
 """Where the fake driver keeps its configuration and state, on nodes and in containers."""
+_SELECTOR: Final = "app.kubernetes.io/component=dra-driver"
 FAKE_DRIVER_ROOT: Final = "/run/nvidia/driver"
 
 
@@ -78,7 +80,41 @@ def _adapt(obj: Object, settings: Settings) -> Object:
 def install(cluster: Cluster, settings: Settings, timeout_s: float = 90.0) -> None:
     """Applies everything and waits until each node's driver is ready and its slices are stored."""
     cluster.apply(manifests(settings))
+    cluster.installed = settings
     wait_ready(cluster, timeout_s)
+
+
+class Rollout:
+    """A restart of the DaemonSet that goes on while the caller does something else."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._before = {p["metadata"]["uid"] for p in driver_pods(cluster)}
+
+    def done(self) -> bool:
+        """Whether every node has a new instance, ready, and no old one is left, not even on its way out."""
+        found = self._cluster.api.list("v1", "Pod", NAMESPACE, labelSelector=_SELECTOR)
+        if self._before & {p["metadata"]["uid"] for p in found}:
+            return False
+        return _all_ready(self._cluster)
+
+
+def begin_restart(cluster: Cluster) -> Rollout:
+    """Rolls the DaemonSet as `kubectl rollout restart` does."""
+    rollout = Rollout(cluster)
+    stamp = {"kubectl.kubernetes.io/restartedAt": dt.datetime.now(dt.UTC).isoformat()}
+    cluster.api.request(
+        "PATCH",
+        f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{DRIVER}",
+        body={"spec": {"template": {"metadata": {"annotations": stamp}}}},
+        content_type="application/strategic-merge-patch+json",
+    )
+    return rollout
+
+
+def restart(cluster: Cluster, timeout_s: float = 120.0) -> None:
+    """The same, and waits for it."""
+    eventually(begin_restart(cluster).done, timeout_s, "a new driver on every node")
 
 
 def wait_ready(cluster: Cluster, timeout_s: float = 90.0) -> None:
@@ -104,7 +140,7 @@ def _all_ready(cluster: Cluster) -> bool:
 
 def driver_pods(cluster: Cluster) -> list[Object]:
     """The pods of the DaemonSet that are not on their way out."""
-    found = cluster.api.list("v1", "Pod", NAMESPACE, labelSelector="app.kubernetes.io/component=dra-driver")
+    found = cluster.api.list("v1", "Pod", NAMESPACE, labelSelector=_SELECTOR)
     return [p for p in found if "deletionTimestamp" not in p["metadata"]]
 
 

@@ -129,3 +129,16 @@ def free_ports(count: int) -> list[int]:
     finally:
         for s in sockets:
             s.close()
+
+
+def find_processes(program: str, environment: Mapping[str, str]) -> list[int]:
+    """PIDs, as this process sees them, of processes that have `program` in their command line and these variables."""
+    wanted = {f"{k}={v}".encode() for k, v in environment.items()}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                if program.encode() in command and wanted <= set((entry / "environ").read_bytes().split(b"\0")):
+                    found.append(int(entry.name))
+    return sorted(found)
