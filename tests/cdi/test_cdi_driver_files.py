@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aliquot.api.errors import HardwareError, InternalError, SettingsError
-from aliquot.cdi import elf
+from aliquot.cdi import elf, libraries
 from aliquot.cdi.driver_files import CardAddress, HostNode
 from aliquot.cdi.host import HostTree
 
@@ -140,6 +141,29 @@ def test_b130_half_an_update_is_an_error_that_names_both_versions(driver: Any) -
     (folder / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.550.163.01")
     with pytest.raises(HardwareError, match=r"580\.2.*550\.163\.01"):
         driver.discover(FIRST)
+
+
+def test_b130_what_is_remembered_of_a_settled_directory_ends_with_any_change(driver: Any, make_library: Any) -> None:
+    tree = HostTree()
+    folder = driver.root / "usr/lib/x86_64-linux-gnu"
+    found = libraries.find_installation(tree, str(driver.root))
+
+    def look(offset_s: float) -> list[str]:
+        return [
+            Path(file.host).name for file in libraries.find_libraries(tree, found, now=lambda: time.time() + offset_s)
+        ]
+
+    libraries._libraries.cache_clear()
+    before = look(60)
+    assert look(60) == before
+    assert libraries._libraries.cache_info().hits == 1
+    (folder / "libnvidia-new.so.550.163.01").write_bytes(make_library("libnvidia-new.so.1"))
+    assert look(60) == sorted([*before, "libnvidia-new.so.550.163.01"])
+    (folder / "libnvidia-nvvm.so.550.163.01").unlink()
+    assert "libnvidia-nvvm.so.550.163.01" not in look(60)
+    size = libraries._libraries.cache_info().currsize
+    look(0)
+    assert libraries._libraries.cache_info().currsize == size, "a directory that just changed is not remembered"
 
 
 def test_two_versions_and_no_link_is_an_error(driver: Any) -> None:

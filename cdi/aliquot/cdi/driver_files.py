@@ -9,7 +9,6 @@ Invariant: a `DriverFiles` that exists is complete, every path in it existed a m
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,37 +18,22 @@ import msgspec
 
 from aliquot.api.errors import HardwareError, InternalError, SettingsError
 from aliquot.api.names import CONTAINER_LIBRARY
-from aliquot.cdi import elf
 from aliquot.cdi.host import HostTree
+from aliquot.cdi.libraries import (
+    LIBRARY_DIRS,
+    VERSION,
+    HostFile,
+    Installation,
+    find_binaries,
+    find_installation,
+    find_libraries,
+)
 from aliquot.cdi.model import EMPTY_EDITS, ContainerEdits
+
+__all__ = ["LIBRARY_DIRS", "PRELOAD_CONTENT", "CardAddress", "DriverFiles", "HostFile", "HostNode", "Roots", "discover"]
 
 PRELOAD_CONTENT: Final = f"{CONTAINER_LIBRARY}\n"
 """What the preload file holds, byte for byte: the path at which the library is mounted (cases.md B128)."""
-
-LIBRARY_DIRS: Final = (
-    "/usr/lib64",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib/x86_64-linux-gnu/nvidia/current",
-    "/usr/lib/aarch64-linux-gnu/nvidia/current",
-    "/lib64",
-    "/lib/x86_64-linux-gnu",
-    "/lib/aarch64-linux-gnu",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib",
-)
-"""Where distributions, driver containers and cloud images put the driver's libraries, under the driver root."""
-
-CONTAINER_DIRS: Final = {
-    elf.X86_64: ("/usr/lib/x86_64-linux-gnu", "/usr/lib64"),
-    elf.AARCH64: ("/usr/lib/aarch64-linux-gnu", "/usr/lib64"),
-}
-"""Directories that the loaders of Debian's and of Red Hat's kind look into by themselves, so no ldconfig, no hook
-and no LD_LIBRARY_PATH is needed. An image has a loader of one kind, so each library goes to both."""
-
-BINARY_DIRS: Final = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/opt/bin", "/usr/local/nvidia/bin")
-BINARIES: Final = ("nvidia-smi", "nvidia-debugdump")
-"""Tools that read. Not the MPS daemon: work handed to a server of the tenant's own would run outside its share."""
 
 NEEDED_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 OPTIONAL_NODES: Final = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -58,8 +42,7 @@ _NODE_ADVICE: Final = {
     "/dev/nvidiactl": "load the driver's kernel module",
 }
 
-_VERSION: Final = r"[0-9]{3,}\.[0-9]+(?:\.[0-9]+)?"
-_MODULE_VERSION: Final = re.compile(rf"Kernel Module(?: for \S+)?\s+({_VERSION})\b")
+_MODULE_VERSION: Final = re.compile(rf"Kernel Module(?: for \S+)?\s+({VERSION})\b")
 _MIG_MINOR: Final = re.compile(r"(gpu[0-9]+/gi[0-9]+(?:/ci[0-9]+)?/access)\s+([0-9]+)")
 
 
@@ -89,13 +72,6 @@ class CardAddress(msgspec.Struct, frozen=True, kw_only=True):
     """MIG only: id of the GPU instance."""
     compute_instance: int | None = None
     """MIG only: id of the compute instance."""
-
-
-class HostFile(msgspec.Struct, frozen=True):
-    """A file of the host and every path at which a container sees it."""
-
-    host: str
-    container: tuple[str, ...]
 
 
 class HostNode(msgspec.Struct, frozen=True):
@@ -150,14 +126,14 @@ def discover(
         raise HardwareError(
             f"driver root {tree.local(roots.driver_root)} is no directory; install the driver there, or name its root"
         )
-    found = _find_libraries(tree, root, roots.library_dirs)
+    found = find_installation(tree, root, roots.library_dirs)
     proc = roots.proc_root or (f"{root}/proc" if tree.find("/proc/driver/nvidia", root) and root != "/" else "/proc")
     _check_module(tree, proc, found)
     nodes = _Nodes(tree, roots.dev_root or (root if tree.has("/dev/nvidiactl", root) else "/"), proc)
     return DriverFiles(
         version=found.version,
-        libraries=tuple(_libraries(tree, found)),
-        binaries=tuple(_binaries(tree, root)),
+        libraries=find_libraries(tree, found),
+        binaries=tuple(find_binaries(tree, root)),
         common_nodes=tuple(nodes.common()),
         card_nodes={card.uuid: tuple(nodes.of(card)) for card in cards},
         hook_library=hook_library,
@@ -181,120 +157,13 @@ def _check_hook(library: str, preload: str) -> None:
         )
 
 
-def _check_module(tree: HostTree, proc: str, found: _Libraries) -> None:
+def _check_module(tree: HostTree, proc: str, found: Installation) -> None:
     loaded = _MODULE_VERSION.search(tree.text(f"{proc}/driver/nvidia/version"))
     if loaded and loaded[1] != found.version:
         raise HardwareError(
             f"{found.cuda} belongs to driver {found.version}, but the loaded kernel module is {loaded[1]}; "
             "finish the driver update: reload the module or reboot the node"
         )
-
-
-# --- libraries and binaries -------------------------------------------------------------------------------------
-
-
-class _Libraries(msgspec.Struct, frozen=True):
-    """Where the driver's libraries are: the directory of libcuda itself, and the one with the link to it."""
-
-    directories: tuple[str, ...]
-    version: str
-
-    @property
-    def cuda(self) -> str:
-        return f"{self.directories[0]}/libcuda.so.{self.version}"
-
-
-def _find_libraries(tree: HostTree, root: str, first: Iterable[str]) -> _Libraries:
-    """The first directory that has libcuda; NVML has to be there in the same version."""
-    for name in (*first, *LIBRARY_DIRS):
-        directory = tree.find(name, root)
-        cuda = _in_use(tree, root, directory, "libcuda") if directory else ""
-        if not cuda:
-            continue
-        version = cuda.partition(".so.")[2]
-        management = _in_use(tree, root, directory, "libnvidia-ml").partition(".so.")[2]
-        if management != version:
-            raise HardwareError(
-                f"{directory} has libcuda of driver {version} but libnvidia-ml of {management or 'none'}; "
-                "wait for the driver update to end, or install the driver again"
-            )
-        # Debian keeps the files in nvidia/current and only links to them in the directory that loaders look into.
-        return _Libraries(tuple(dict.fromkeys((posixpath.dirname(cuda), directory))), version)
-    raise HardwareError(
-        f"no libcuda.so.<version> in any library directory under driver root {tree.local(root)}; "
-        "install the NVIDIA driver, or name its root (and, for an unusual place, its library directory)"
-    )
-
-
-def _in_use(tree: HostTree, root: str, directory: str, stem: str) -> str:
-    """The library that programs get, "" for none: what `<stem>.so.1` leads to, else the only version there is."""
-    pattern = re.compile(rf"{stem}\.so\.({_VERSION})")
-    linked = tree.find(f"{directory[len(root.rstrip('/')) :]}/{stem}.so.1", root)
-    if linked and pattern.fullmatch(posixpath.basename(linked)):
-        return linked
-    found = sorted(entry.name for entry in tree.entries(directory) if pattern.fullmatch(entry.name))
-    if len(found) > 1:
-        raise HardwareError(
-            f"{directory} has {' and '.join(found)}, and no link {stem}.so.1 says which one is in use; "
-            "remove the old driver, or run ldconfig"
-        )
-    return f"{directory}/{found[0]}" if found else ""
-
-
-def _libraries(tree: HostTree, found: _Libraries) -> Iterator[HostFile]:
-    """Every library of this driver version, under its own name, its SONAME and the links that the host has to it.
-
-    The SONAME is what the loader asks for, so no ldconfig is needed; a driver root without links works as well.
-    """
-    pattern = re.compile(rf"lib[^/]+\.so\.{re.escape(found.version)}|libnvidia-nvvm70\.so\.[0-9.]+")
-    links: dict[str, set[str]] = {}
-    files: dict[str, str] = {}
-    for directory in found.directories:
-        for entry in tree.entries(directory):
-            if entry.is_symlink():
-                if ".so" in entry.name and entry.name.startswith("lib"):
-                    target = posixpath.basename(str(Path(entry.path).readlink()))
-                    links.setdefault(target, set()).add(entry.name)
-            elif pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                files.setdefault(entry.name, f"{directory}/{entry.name}")
-    machine = _machine(tree, found.cuda)
-    for name in sorted(files):
-        library = elf.read_library(tree.local(files[name]))
-        if library is None or library.machine != machine:
-            continue  # a 32-bit companion, or a linker script
-        names = {name, *_aliases(name, links)}
-        if library.soname and "/" not in library.soname:
-            names.add(library.soname)
-        yield HostFile(
-            files[name], tuple(f"{place}/{alias}" for place in CONTAINER_DIRS[machine] for alias in sorted(names))
-        )
-
-
-def _aliases(name: str, links: Mapping[str, set[str]]) -> set[str]:
-    """Links to `name`, links to those, and so on."""
-    found: set[str] = set()
-    pending = [name]
-    while pending:
-        for alias in links.get(pending.pop(), set()) - found:
-            found.add(alias)
-            pending.append(alias)
-    return found
-
-
-def _machine(tree: HostTree, path: str) -> int:
-    library = elf.read_library(tree.local(path))
-    if library is None or library.machine not in CONTAINER_DIRS:
-        raise HardwareError(f"{path} is no library for x86-64 or arm64; install the driver again")
-    return library.machine
-
-
-def _binaries(tree: HostTree, root: str) -> Iterator[HostFile]:
-    for name in BINARIES:
-        for directory in BINARY_DIRS:
-            host = tree.find(f"{directory}/{name}", root)
-            if host and tree.is_file(host):
-                yield HostFile(host, (f"/usr/bin/{name}",))
-                break
 
 
 # --- device nodes -----------------------------------------------------------------------------------------------

@@ -25,11 +25,11 @@ class HostTree:
 
     def __init__(self, prefix: str = "") -> None:
         """`prefix`: where this process sees the host's `/`; "" = at `/`."""
-        self._prefix = prefix.rstrip("/")
+        self.prefix = prefix.rstrip("/")
 
     def local(self, path: str) -> Path:
         """Where this process finds the host's `path`. Links in it have to be resolved before."""
-        return Path(f"{self._prefix}{path}")
+        return Path(f"{self.prefix}{path}")
 
     def resolve(self, path: str, root: str = "/") -> str:
         """The real place of `root`/`path`, links followed inside `root`; `root` itself has none left.
