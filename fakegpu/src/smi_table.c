@@ -64,7 +64,7 @@ static void first_line(unsigned int index, nvmlDevice_t device)
 	}
 	if (strlen(name) > 27) /* as the real one shortens it */
 		memcpy(name + 24, "...", 4);
-	printf("| %3u  %-27.27s    %3s  |   %-16.16s %3s | %20s |\n", index, name,
+	printf("| %3u  %-27.27s   %3s  |   %-16.16s %3s | %20s |\n", index, name,
 	       persistence == NVML_FEATURE_ENABLED ? "On" : "Off", pci.busId,
 	       display == NVML_FEATURE_ENABLED ? "On" : "Off", ecc);
 }
@@ -128,15 +128,21 @@ static void mig_line(unsigned int index, unsigned int number, nvmlDevice_t devic
 	NVML(DeviceGetAttributes_v2, device, &what);
 	NVML(DeviceGetBAR1MemoryInfo, device, &bar1);
 	memory_of(device, &used, &total);
-	printf("| %3u %4u %3u %4u  |  %13lluMiB / %6lluMiB    | %3u     0 | %2u  %2u  %3u  %3u  %3u |\n",
+	printf("| %3u %4u %3u %4u |  %11lluMiB / %6lluMiB   | %3u     0 | %2u  %3u  %3u  %3u  %3u  |\n",
 	       index, gi, ci, number, used, total, what.multiprocessorCount, what.sharedCopyEngineCount,
 	       what.sharedEncoderCount, what.sharedDecoderCount, what.sharedOfaCount, what.sharedJpegCount);
-	printf("|                   |  %13lluMiB / %6lluMiB    |           |                         |\n",
+	printf("|                   |  %11lluMiB / %6lluMiB   |           |                         |\n",
 	       bar1.bar1Used >> 20, bar1.bar1Total >> 20);
 }
 
 #define MIG_RULE \
-	"+-------------------+---------------------------------+-----------+-------------------------+\n"
+	"+-------------------+-------------------------------+-----------+-------------------------+\n"
+#define MIG_HEAD                                                                                        \
+	"| MIG devices:                                                                            "    \
+	"|\n" MIG_RULE                                                                                  \
+	"| GPU   GI  CI  MIG |           Shared Memory-Usage |       Vol |         Shared          |\n" \
+	"|       ID  ID  Dev |             Shared BAR1-Usage | SM    ECC | CE  ENC  DEC  OFA  JPG  |\n" \
+	"|===================+===============================+===========+=========================|\n"
 
 static void mig_devices(const struct smi_devices *devices)
 {
@@ -148,17 +154,7 @@ static void mig_devices(const struct smi_devices *devices)
 		    !mode)
 			continue;
 		if (!any++)
-			printf(
-			    "\n" RULE
-			    "| MIG devices:                                                            "
-			    "                |\n" MIG_RULE "| GPU   GI  CI  MIG |             Shared "
-							   "Memory-Usage |       Vol |         Shared"
-			    "          |\n"
-			    "|       ID  ID  Dev |               Shared BAR1-Usage | SM    ECC | CE  ENC  "
-			    "DEC  "
-			    "OFA  JPG |\n"
-			    "|===================+=================================+===========+============="
-			    "============|\n");
+			printf("\n" RULE MIG_HEAD);
 		NVML(DeviceGetMaxMigDeviceCount, devices->device[i].handle, &most);
 		for (unsigned int number = 0; number < most; number++) {
 			nvmlDevice_t mig;
@@ -211,7 +207,7 @@ static void processes(const struct smi_devices *devices)
 				snprintf(shown, sizeof(shown), "%s", name);
 			if (list[j].bytes != (unsigned long long)NVML_VALUE_NOT_AVAILABLE)
 				snprintf(memory, sizeof(memory), "%lluMiB", list[j].bytes >> 20);
-			printf("| %4u %4s %4s %16u %6c   %-30s %14s |\n", devices->device[i].index, gi, ci,
+			printf("| %4u %4s %4s %16u %6c   %-30s %15s |\n", devices->device[i].index, gi, ci,
 			       list[j].pid, list[j].type, shown, memory);
 		}
 		free(list);

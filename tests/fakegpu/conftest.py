@@ -32,6 +32,8 @@ def error_of(call, *arguments, **named):
         call(*arguments, **named)
     except pynvml.NVMLError as error:
         return type(error).__name__.removeprefix("NVMLError_")
+    except pynvml.NVMLLibraryMismatchError:  # no NVMLError: an unversioned name whose newest form the driver lacks
+        return "FunctionNotFound"
     return "Success"
 
 result = None

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver root: what lies where, and that making it again changes nothing that is in use."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "fakegpu/make_root.py"
+
+
+def make(out: Path, config: dict, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    path = out.with_suffix(".json")
+    path.write_text(json.dumps({"version": 1, **config}))
+    command = [sys.executable, str(SCRIPT), "--config", str(path), *arguments, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture
+def out(build_dir, tmp_path):
+    return tmp_path / "root"
+
+
+def test_libraries_have_the_names_of_a_driver(out):
+    make(out, {"cards": [{}], "driver_version": "590.44.01"})
+    folder = next((out / "usr/lib").iterdir())
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "libcuda.so",
+        "libcuda.so.1",
+        "libcuda.so.590.44.01",
+        "libnvidia-ml.so",
+        "libnvidia-ml.so.1",
+        "libnvidia-ml.so.590.44.01",
+    ]
+    make(out, {"cards": [{}]})
+    assert [path.name for path in folder.glob("libcuda.so.*.*")] == ["libcuda.so.580.65.06"]
+
+
+def test_nodes_of_cards_and_driver(out):
+    make(out, {"cards": [{"minor": 3, "count": 2}]})
+    names = {path.name for path in (out / "dev").iterdir()}
+    assert names == {"nvidia3", "nvidia4", "nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"}
+    for path in (out / "dev").iterdir():
+        assert stat.S_ISCHR(path.stat().st_mode)
+        if not path.is_symlink():
+            assert path.stat().st_mode & 0o777 == 0o666
+    if not (out / "dev/nvidia3").is_symlink():
+        device = (out / "dev/nvidia3").stat().st_rdev
+        assert (os.major(device), os.minor(device)) == (195, 3)
+    make(out, {"cards": [{}]})
+    assert {path.name for path in (out / "dev").glob("nvidia[0-9]*")} == {"nvidia0"}
+
+
+def test_where_mknod_is_not_allowed_dev_null_stands_in(out):
+    code = """
+import errno, os, runpy, sys
+def refuse(*arguments, **named):
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+os.mknod = refuse
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    config = out.with_suffix(".json")
+    config.write_text('{"version": 1, "cards": [{}]}')
+    command = [sys.executable, "-c", code, str(SCRIPT), "--config", str(config), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "/dev/null" in done.stdout
+    assert (out / "dev/nvidia0").readlink() == Path("/dev/null")
+    assert (out / "dev/nvidia0").is_char_device()
+
+
+def test_mig_capable_cards_have_caps(out):
+    make(out, {"cards": [{"profile": "A100-40"}, {}]})
+    lines = (out / "proc/driver/nvidia-caps/mig-minors").read_text().splitlines()
+    minors = dict(line.rsplit(" ", 1) for line in lines)
+    assert minors["config"] == "1"
+    assert minors["monitor"] == "2"
+    assert len(set(minors.values())) == len(minors)
+    for name in ("gpu0/gi1/access", "gpu0/gi14/ci0/access"):
+        assert (out / f"dev/nvidia-caps/nvidia-cap{minors[name]}").is_char_device()
+    assert not (out / f"dev/nvidia-caps/nvidia-cap{minors['gpu1/gi1/access']}").exists()
+    access = out / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/access"
+    assert access.read_text().startswith(f"DeviceFileMinor: {minors['gpu0/gi1/access']}\n")
+
+
+def test_proc_and_sys_tell_of_the_cards(out):
+    uuid = "GPU-00000000-0000-0000-0000-00000000000a"
+    make(out, {"cards": [{"profile": "T4", "pci": "00000000:3b:00.0", "uuid": uuid, "numa": 1, "minor": 7}]})
+    text = (out / "proc/driver/nvidia/gpus/0000:3b:00.0/information").read_text()
+    assert f"GPU UUID: \t {uuid}" in text
+    assert "Device Minor: \t 7" in text
+    assert "580.65.06" in (out / "proc/driver/nvidia/version").read_text()
+    device = out / "sys/bus/pci/devices/0000:3b:00.0"
+    told = {name: (device / name).read_text().strip() for name in ("vendor", "device", "numa_node", "class")}
+    assert told == {"vendor": "0x10de", "device": "0x1eb8", "numa_node": "1", "class": "0x030200"}
+
+
+def test_making_it_again_changes_nothing(out):
+    make(out, {"cards": [{"profile": "A100-40"}]})
+
+    def picture() -> dict[str, tuple[int, int]]:
+        paths = [path for path in out.rglob("*") if path.name != ".lock"]
+        return {str(path): (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in paths if not path.is_dir()}
+
+    before = picture()
+    make(out, {"cards": [{"profile": "A100-40"}]})
+    assert picture() == before
+
+
+def test_a_configuration_that_is_not_understood(out):
+    done = make(out, {"cards": [{"profile": "nonsense"}]}, status=1)
+    assert "nonsense" in done.stderr
+    assert "does not take" in done.stderr
+
+
+@pytest.mark.parametrize("flavour", ["550", "525", "470"])
+def test_old_flavours(out, flavour):
+    make(out, {"cards": [{}], "driver_version": "999.1"}, "--flavour", flavour)
+    folder = next((out / "usr/lib").iterdir())
+    assert any(path.name.startswith(f"libcuda.so.{flavour}.") for path in folder.iterdir())
