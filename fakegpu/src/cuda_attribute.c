@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuDeviceGetAttribute: what a device can do, from the card's configuration and, for what is the same on all cards of
- * the last ten years, from the tables of the programming guide.
+ * cuDeviceGetAttribute: what a device can do, from the card's configuration and, for what is the same on all
+ * cards of the last ten years, from the tables of the programming guide.
  */
 #include "cuda_core.h"
 #include "cuda_parts.h"
@@ -223,7 +223,8 @@ static int from_config(const struct cu_device *device, int attribute, int *value
 		*value = since_hopper ? 4 : 1;
 		break;
 	case A(MULTICAST_SUPPORTED):
-		*value = config->nvlink_count > 0 && config->nvlink[0].remote_card == FG_LINK_SWITCH && since_hopper;
+		*value = config->nvlink_count > 0 && config->nvlink[0].remote_card == FG_LINK_SWITCH &&
+			 since_hopper;
 		break;
 	case A(HOST_NUMA_ID):
 		*value = config->numa;
@@ -251,7 +252,8 @@ CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevi
 	CU_ENTER("pi=%p attrib=%d dev=%d", (void *)pi, (int)attrib, dev);
 	const struct cu_device *device = cu_device_at(dev);
 
-	CU_NEEDS(pi != NULL && attrib >= CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK && attrib < CU_DEVICE_ATTRIBUTE_MAX);
+	CU_NEEDS(pi != NULL && attrib >= CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK &&
+		 attrib < CU_DEVICE_ATTRIBUTE_MAX);
 	if (device == NULL)
 		return CUDA_ERROR_INVALID_DEVICE;
 	*pi = cu_attribute(device, (int)attrib);

@@ -2,8 +2,9 @@
  *
  * The bytes behind addresses: copying and filling them without making more of them real than needed.
  *
- * Device memory that nobody wrote is not there. Zeros that are written to it, by a fill or by a copy of memory that is
- * not there either, leave it so: the pages are dropped instead. So copying an empty 40 GiB piece costs nothing.
+ * Device memory that nobody wrote is not there. Zeros that are written to it, by a fill or by a copy of
+ * memory that is not there either, leave it so: the pages are dropped instead. So copying an empty 40 GiB
+ * piece costs nothing.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -11,7 +12,7 @@
 #include "cuda_memory.h"
 #include "cuda_vmm.h"
 
-#define PAGE 4096u
+#define PAGE  4096u
 #define CHUNK (UINT64_C(2) << 20)
 
 int cu_span_at(CUdeviceptr address, struct cu_span *span)
@@ -22,7 +23,8 @@ int cu_span_at(CUdeviceptr address, struct cu_span *span)
 	struct cu_alloc *alloc = cu_space_find(address);
 
 	if (alloc != NULL) {
-		*span = (struct cu_span){cu_space_bytes(alloc, address), alloc->size - (address - alloc->base), alloc};
+		*span = (struct cu_span){cu_space_bytes(alloc, address),
+					 alloc->size - (address - alloc->base), alloc};
 		result = 0;
 	} else {
 		result = cu_vmm_span(address, span);
@@ -37,7 +39,8 @@ int cu_range_check(CUdeviceptr address, size_t length, int or_host)
 
 	while (length > 0) {
 		if (cu_span_at(address, &span) != 0)
-			return or_host && !cu_space_is_reserved(address) && !cu_vmm_is_reserved(address) ? 0 : -1;
+			return or_host && !cu_space_is_reserved(address) && !cu_vmm_is_reserved(address) ? 0
+													 : -1;
 		size_t part = span.length < length ? span.length : length;
 
 		address += part;

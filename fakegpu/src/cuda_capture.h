@@ -2,9 +2,9 @@
  *
  * Stream capture: work becomes nodes of a graph instead of being done.
  *
- * A capture begins in one stream and spreads along events. Every stream in it has a place: the nodes that its next node
- * will depend on. Invariant: a stream's place belongs to exactly one capture, and a capture that went wrong stays wrong
- * until it is ended.
+ * A capture begins in one stream and spreads along events. Every stream in it has a place: the nodes that its
+ * next node will depend on. Invariant: a stream's place belongs to exactly one capture, and a capture that
+ * went wrong stays wrong until it is ended.
  */
 #ifndef FAKEGPU_CUDA_CAPTURE_H
 #define FAKEGPU_CUDA_CAPTURE_H
@@ -36,23 +36,23 @@ CUresult cu_capture_unsafe(void);
 /* For calls that only `forbid_in_capture` of the control file refuses. */
 CUresult cu_capture_forbidden(void);
 
-#define CU_UNSAFE_IN_CAPTURE(context)                                                               \
-	do {                                                                                        \
-		(void)(context);                                                                    \
+#define CU_UNSAFE_IN_CAPTURE(context)                                                                   \
+	do {                                                                                            \
+		(void)(context);                                                                        \
 		if (__builtin_expect(__atomic_load_n(&cu_captures_active, __ATOMIC_RELAXED) != 0, 0)) { \
-			CUresult unsafe_ = cu_capture_unsafe();                                     \
-			if (unsafe_ != CUDA_SUCCESS)                                                \
-				return unsafe_;                                                     \
-		}                                                                                   \
+			CUresult unsafe_ = cu_capture_unsafe();                                         \
+			if (unsafe_ != CUDA_SUCCESS)                                                    \
+				return unsafe_;                                                         \
+		}                                                                                       \
 	} while (0)
 
-#define CU_FORBIDDEN_IN_CAPTURE()                                                                   \
-	do {                                                                                        \
+#define CU_FORBIDDEN_IN_CAPTURE()                                                                       \
+	do {                                                                                            \
 		if (__builtin_expect(__atomic_load_n(&cu_captures_active, __ATOMIC_RELAXED) != 0, 0)) { \
-			CUresult forbidden_ = cu_capture_forbidden();                               \
-			if (forbidden_ != CUDA_SUCCESS)                                             \
-				return forbidden_;                                                  \
-		}                                                                                   \
+			CUresult forbidden_ = cu_capture_forbidden();                                   \
+			if (forbidden_ != CUDA_SUCCESS)                                                 \
+				return forbidden_;                                                      \
+		}                                                                                       \
 	} while (0)
 
 /* Breaks the capture a stream is in; returns the error to report. */

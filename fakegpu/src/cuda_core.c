@@ -80,6 +80,7 @@ static void after_fork_child(void)
 	cu_vmm_forget();
 	cu_host_forget();
 	cu_event_forget();
+	cu_capture_forget();
 	pthread_mutex_unlock(&cu_mutex);
 }
 

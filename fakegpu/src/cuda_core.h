@@ -3,10 +3,10 @@
  * What all of the fake libcuda stands on: objects and handles, the first lines of every function, devices,
  * contexts, and the thread's stack of contexts.
  *
- * Objects live in one arena and are never given back to malloc, so a stale or foreign handle is recognised by its
- * tag and never followed. One mutex guards the tables of the process; it is not held over a wait, a callback or a
- * call into another library. Invariants: what is charged on a card is charged in this process's seat there and
- * nowhere else; nothing here survives fork (the child starts afresh).
+ * Objects live in one arena and are never given back to malloc, so a stale or foreign handle is recognised by
+ * its tag and never followed. One mutex guards the tables of the process; it is not held over a wait, a
+ * callback or a call into another library. Invariants: what is charged on a card is charged in this process's
+ * seat there and nowhere else; nothing here survives fork (the child starts afresh).
  */
 #ifndef FAKEGPU_CUDA_CORE_H
 #define FAKEGPU_CUDA_CORE_H
@@ -80,7 +80,7 @@ struct cu_device {
 	CUdevice ordinal;
 	uint32_t card;
 	uint32_t ci, gi; /* FG_NO_INSTANCE for a whole card */
-	int seat;        /* -1 until something is charged or launched */
+	int seat; /* -1 until something is charged or launched */
 	struct fg_card *shared;
 	struct CUctx_st *primary;
 	uint32_t primary_uses;
@@ -102,11 +102,11 @@ struct CUctx_st {
 	unsigned int flags;
 	unsigned int api_version;
 	uint64_t id;
-	uint64_t last_number;     /* newest kernel of any stream */
+	uint64_t last_number; /* newest kernel of any stream */
 	uint64_t blocking_number; /* newest kernel of the legacy stream and of streams that wait for it */
 	struct CUstream_st *legacy;
 	struct CUstream_st *streams; /* all, the legacy and per-thread ones included */
-	struct cu_alloc *allocs;   /* what goes with the context */
+	struct cu_alloc *allocs; /* what goes with the context */
 	struct CUmod_st *modules;
 	struct CUctx_st *next; /* all contexts of the process */
 	struct CUgreenCtx_st *green;
@@ -150,8 +150,8 @@ static inline struct cu_device *cu_device_at(CUdevice ordinal)
 struct cu_thread {
 	struct CUctx_st *current;
 	struct CUctx_st *stack[CU_STACK_DEPTH]; /* below `current` */
-	int depth;                              /* entries in use below */
-	uint32_t generation;                    /* cu_generation when this was written */
+	int depth; /* entries in use below */
+	uint32_t generation; /* cu_generation when this was written */
 	CUstreamCaptureMode capture_mode;
 	uint64_t id;
 };
@@ -171,11 +171,11 @@ static inline struct cu_thread *cu_thread(void)
 /* ---- the first lines of every function ---------------------------------------------------------------- */
 
 /* Log and faults; then CUDA_ERROR_NOT_INITIALIZED unless cuInit succeeded. */
-#define CU_ENTER(...)                                                      \
-	do {                                                               \
-		FG_CALL(__func__, __VA_ARGS__);                            \
-		if (__builtin_expect(!cu_ready, 0))                        \
-			return cu_not_ready();                             \
+#define CU_ENTER(...)                               \
+	do {                                        \
+		FG_CALL(__func__, __VA_ARGS__);     \
+		if (__builtin_expect(!cu_ready, 0)) \
+			return cu_not_ready();      \
 	} while (0)
 
 CUresult cu_not_ready(void);
@@ -184,49 +184,50 @@ CUresult cu_context_trouble(struct CUctx_st *context);
 
 static inline CUresult cu_context_check(struct CUctx_st *context)
 {
-	if (__builtin_expect(context->epoch == __atomic_load_n(&context->device->shared->poison_epoch, __ATOMIC_RELAXED) &&
-				 (context->sticky | __atomic_load_n(&cu_callbacks_waiting, __ATOMIC_RELAXED)) == 0,
-			     1))
+	if (__builtin_expect(
+		context->epoch == __atomic_load_n(&context->device->shared->poison_epoch, __ATOMIC_RELAXED) &&
+		    (context->sticky | __atomic_load_n(&cu_callbacks_waiting, __ATOMIC_RELAXED)) == 0,
+		1))
 		return CUDA_SUCCESS;
 	return cu_context_trouble(context);
 }
 
 /* Declares `context`, the thread's current one; CUDA_ERROR_INVALID_CONTEXT without. */
-#define CU_CONTEXT(context)                                                \
-	struct CUctx_st *context = cu_thread()->current;                   \
-	do {                                                               \
-		if (__builtin_expect(context == NULL, 0))                  \
-			return CUDA_ERROR_INVALID_CONTEXT;                 \
-		CUresult trouble_ = cu_context_check(context);             \
-		if (__builtin_expect(trouble_ != CUDA_SUCCESS, 0))         \
-			return trouble_;                                   \
+#define CU_CONTEXT(context)                                        \
+	struct CUctx_st *context = cu_thread()->current;           \
+	do {                                                       \
+		if (__builtin_expect(context == NULL, 0))          \
+			return CUDA_ERROR_INVALID_CONTEXT;         \
+		CUresult trouble_ = cu_context_check(context);     \
+		if (__builtin_expect(trouble_ != CUDA_SUCCESS, 0)) \
+			return trouble_;                           \
 	} while (0)
 
-#define CU_NEEDS(condition)                                                \
-	do {                                                               \
-		if (__builtin_expect(!(condition), 0))                     \
-			return CUDA_ERROR_INVALID_VALUE;                   \
+#define CU_NEEDS(condition)                              \
+	do {                                             \
+		if (__builtin_expect(!(condition), 0))   \
+			return CUDA_ERROR_INVALID_VALUE; \
 	} while (0)
 
-/* A rim of a stream-taking function and its twin for the per-thread default stream. `work` takes the flavour first:
- * 0 legacy, 1 per-thread. */
-#define CU_TWINS(name, twin, work, parameters, ...)                        \
-	CUresult CUDAAPI name parameters                                   \
-	{                                                                  \
-		return work(#name, 0, __VA_ARGS__);                        \
-	}                                                                  \
-	FAKE_EXPORT CUresult CUDAAPI twin parameters;                      \
-	CUresult CUDAAPI twin parameters                                   \
-	{                                                                  \
-		return work(#twin, 1, __VA_ARGS__);                        \
+/* A rim of a stream-taking function and its twin for the per-thread default stream. `work` takes the flavour
+ * first: 0 legacy, 1 per-thread. */
+#define CU_TWINS(name, twin, work, parameters, ...)   \
+	CUresult CUDAAPI name parameters              \
+	{                                             \
+		return work(#name, 0, __VA_ARGS__);   \
+	}                                             \
+	FAKE_EXPORT CUresult CUDAAPI twin parameters; \
+	CUresult CUDAAPI twin parameters              \
+	{                                             \
+		return work(#twin, 1, __VA_ARGS__);   \
 	}
 
 /* CU_ENTER for a function that does the work of several names. */
-#define CU_ENTER_AS(name, ...)                                             \
-	do {                                                               \
-		FG_CALL(name, __VA_ARGS__);                                \
-		if (__builtin_expect(!cu_ready, 0))                        \
-			return cu_not_ready();                             \
+#define CU_ENTER_AS(name, ...)                      \
+	do {                                        \
+		FG_CALL(name, __VA_ARGS__);         \
+		if (__builtin_expect(!cu_ready, 0)) \
+			return cu_not_ready();      \
 	} while (0)
 
 #endif

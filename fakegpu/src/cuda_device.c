@@ -8,11 +8,11 @@
 #include "cuda_core.h"
 #include "cuda_parts.h"
 
-#define DEVICE(device, dev)                                 \
-	struct cu_device *device = cu_device_at(dev);       \
-	do {                                                \
-		if (device == NULL)                         \
-			return CUDA_ERROR_INVALID_DEVICE;   \
+#define DEVICE(device, dev)                               \
+	struct cu_device *device = cu_device_at(dev);     \
+	do {                                              \
+		if (device == NULL)                       \
+			return CUDA_ERROR_INVALID_DEVICE; \
 	} while (0)
 
 CUresult CUDAAPI cuDeviceGetCount(int *count)
@@ -140,7 +140,8 @@ CUresult CUDAAPI cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)
 	const struct fg_card_config *config = &device->shared->config;
 
 	CU_NEEDS(pciBusId != NULL && len >= 13);
-	snprintf(pciBusId, (size_t)len, "%04x:%02x:%02x.0", config->pci_domain, config->pci_bus, config->pci_device);
+	snprintf(pciBusId, (size_t)len, "%04x:%02x:%02x.0", config->pci_domain, config->pci_bus,
+		 config->pci_device);
 	return CUDA_SUCCESS;
 }
 
@@ -186,7 +187,8 @@ CUresult CUDAAPI cuDeviceGetProperties(CUdevprop *prop, CUdevice dev)
 CUresult CUDAAPI cuDeviceGetTexture1DLinearMaxWidth(size_t *maxWidthInElements, CUarray_format format,
 						    unsigned numChannels, CUdevice dev)
 {
-	CU_ENTER("max=%p format=%d channels=%u dev=%d", (void *)maxWidthInElements, (int)format, numChannels, dev);
+	CU_ENTER("max=%p format=%d channels=%u dev=%d", (void *)maxWidthInElements, (int)format, numChannels,
+		 dev);
 	DEVICE(device, dev);
 	CU_NEEDS(maxWidthInElements != NULL && (numChannels == 1 || numChannels == 2 || numChannels == 4));
 	*maxWidthInElements = device != NULL ? 268435456 / numChannels : 0;
@@ -221,7 +223,8 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevic
 	return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice)
+CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice,
+					 CUdevice dstDevice)
 {
 	CU_ENTER("value=%p attrib=%d src=%d dst=%d", (void *)value, (int)attrib, srcDevice, dstDevice);
 	DEVICE(from, srcDevice);

@@ -4,8 +4,7 @@
  */
 #include "cuda_core.h"
 
-#define ROW(name, text) \
-	{ CUDA_##name, "CUDA_" #name, text }
+#define ROW(name, text) {CUDA_##name, "CUDA_" #name, text}
 
 static const struct row {
 	CUresult code;
@@ -84,30 +83,39 @@ static const struct row {
     ROW(ERROR_SYSTEM_NOT_READY, "system not yet initialized"),
     ROW(ERROR_SYSTEM_DRIVER_MISMATCH, "system has unsupported display driver / cuda driver combination"),
     ROW(ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, "forward compatibility was attempted on non supported HW"),
-    ROW(ERROR_MPS_CONNECTION_FAILED, "MPS client failed to connect to the MPS control daemon or the MPS server"),
+    ROW(ERROR_MPS_CONNECTION_FAILED,
+	"MPS client failed to connect to the MPS control daemon or the MPS server"),
     ROW(ERROR_MPS_RPC_FAILURE, "the remote procedural call between the MPS server and the MPS client failed"),
     ROW(ERROR_MPS_SERVER_NOT_READY, "MPS server is not ready to accept new MPS client requests"),
-    ROW(ERROR_MPS_MAX_CLIENTS_REACHED, "the hardware resources required to create MPS client have been exhausted"),
-    ROW(ERROR_MPS_MAX_CONNECTIONS_REACHED, "the hardware resources required to support device connections have been exhausted"),
+    ROW(ERROR_MPS_MAX_CLIENTS_REACHED,
+	"the hardware resources required to create MPS client have been exhausted"),
+    ROW(ERROR_MPS_MAX_CONNECTIONS_REACHED,
+	"the hardware resources required to support device connections have been exhausted"),
     ROW(ERROR_MPS_CLIENT_TERMINATED, "the MPS client has been terminated by the server"),
     ROW(ERROR_CDP_NOT_SUPPORTED, "a kernel launch uses dynamic parallelism, which is not supported here"),
-    ROW(ERROR_CDP_VERSION_MISMATCH, "a kernel launch contains an unsupported mix of dynamic parallelism versions"),
+    ROW(ERROR_CDP_VERSION_MISMATCH,
+	"a kernel launch contains an unsupported mix of dynamic parallelism versions"),
     ROW(ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"),
     ROW(ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"),
     ROW(ERROR_STREAM_CAPTURE_MERGE, "operation would result in a merge of separate capture sequences"),
     ROW(ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began"),
     ROW(ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work"),
     ROW(ERROR_STREAM_CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream"),
-    ROW(ERROR_STREAM_CAPTURE_IMPLICIT, "operation would make the legacy stream depend on a capturing blocking stream"),
+    ROW(ERROR_STREAM_CAPTURE_IMPLICIT,
+	"operation would make the legacy stream depend on a capturing blocking stream"),
     ROW(ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream"),
-    ROW(ERROR_STREAM_CAPTURE_WRONG_THREAD, "attempt to terminate a thread-local capture sequence from another thread"),
+    ROW(ERROR_STREAM_CAPTURE_WRONG_THREAD,
+	"attempt to terminate a thread-local capture sequence from another thread"),
     ROW(ERROR_TIMEOUT, "wait operation timed out"),
-    ROW(ERROR_GRAPH_EXEC_UPDATE_FAILURE, "the graph update was not performed because it included changes which violated constraints specific to instantiated graph update"),
+    ROW(ERROR_GRAPH_EXEC_UPDATE_FAILURE, "the graph update was not performed because it included changes "
+					 "which violated constraints specific to instantiated graph update"),
     ROW(ERROR_EXTERNAL_DEVICE, "an async error has occurred in external entity outside of CUDA"),
     ROW(ERROR_INVALID_CLUSTER_SIZE, "a kernel launch error has occurred due to cluster misconfiguration"),
     ROW(ERROR_FUNCTION_NOT_LOADED, "the function handle is not loaded"),
-    ROW(ERROR_INVALID_RESOURCE_TYPE, "one or more resources passed in are not valid resource types for the operation"),
-    ROW(ERROR_INVALID_RESOURCE_CONFIGURATION, "one or more resources are insufficient or non-applicable for the operation"),
+    ROW(ERROR_INVALID_RESOURCE_TYPE,
+	"one or more resources passed in are not valid resource types for the operation"),
+    ROW(ERROR_INVALID_RESOURCE_CONFIGURATION,
+	"one or more resources are insufficient or non-applicable for the operation"),
     ROW(ERROR_UNKNOWN, "unknown error"),
 };
 

@@ -109,7 +109,8 @@ CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 	return allocate(dptr, bytesize);
 }
 
-/* Addresses of today do not fit into the 32 bits of the first form: on a 64-bit system it only ever failed. */
+/* Addresses of today do not fit into the 32 bits of the first form: on a 64-bit system it only ever failed.
+ */
 static CUresult narrow(CUresult result, CUdeviceptr address, CUdeviceptr_v1 *dptr)
 {
 	if (result != CUDA_SUCCESS)
@@ -132,7 +133,8 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
 	return narrow(allocate(dptr != NULL ? &address : NULL, bytesize), address, dptr);
 }
 
-static CUresult allocate_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height, unsigned int element)
+static CUresult allocate_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height,
+			       unsigned int element)
 {
 	size_t step = fg_state->driver.pitch_align, row = cu_round(width, step), bytes;
 	CUresult result;
@@ -150,18 +152,20 @@ static CUresult allocate_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, s
 CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
 				    unsigned int ElementSizeBytes)
 {
-	CU_ENTER("dptr=%p width=%zu height=%zu element=%u", (void *)dptr, WidthInBytes, Height, ElementSizeBytes);
+	CU_ENTER("dptr=%p width=%zu height=%zu element=%u", (void *)dptr, WidthInBytes, Height,
+		 ElementSizeBytes);
 	return allocate_pitch(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
 }
 
 CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned int WidthInBytes,
 				 unsigned int Height, unsigned int ElementSizeBytes)
 {
-	CU_ENTER("dptr=%p width=%u height=%u element=%u", (void *)dptr, WidthInBytes, Height, ElementSizeBytes);
+	CU_ENTER("dptr=%p width=%u height=%u element=%u", (void *)dptr, WidthInBytes, Height,
+		 ElementSizeBytes);
 	CUdeviceptr address = 0;
 	size_t pitch = 0;
-	CUresult result = allocate_pitch(dptr != NULL ? &address : NULL, pPitch != NULL ? &pitch : NULL, WidthInBytes,
-					 Height, ElementSizeBytes);
+	CUresult result = allocate_pitch(dptr != NULL ? &address : NULL, pPitch != NULL ? &pitch : NULL,
+					 WidthInBytes, Height, ElementSizeBytes);
 
 	if (result == CUDA_SUCCESS && pitch <= UINT32_MAX)
 		*pPitch = (unsigned int)pitch;

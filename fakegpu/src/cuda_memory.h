@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Device memory: charging, giving out, and finding the bytes behind an address. See CUDA.md for what each kind is
- * rounded to.
+ * Device memory: charging, giving out, and finding the bytes behind an address. See CUDA.md for what each
+ * kind is rounded to.
  *
- * Invariant: charged before it exists, given back after it is gone; what fails on the way leaves nothing charged.
+ * Invariant: charged before it exists, given back after it is gone; what fails on the way leaves nothing
+ * charged.
  */
 #ifndef FAKEGPU_CUDA_MEMORY_H
 #define FAKEGPU_CUDA_MEMORY_H
@@ -18,8 +19,8 @@ static inline uint64_t cu_round(uint64_t size, uint64_t step)
 	return (size + step - 1) & ~(step - 1);
 }
 
-/* A piece of `kind` that belongs to `context` (or, NULL, to `device` alone), with `charge` bytes on the device's
- * account. Does not need cu_lock. */
+/* A piece of `kind` that belongs to `context` (or, NULL, to `device` alone), with `charge` bytes on the
+ * device's account. Does not need cu_lock. */
 CUresult cu_memory_make(struct cu_device *device, struct CUctx_st *context, size_t size, uint64_t charge,
 			enum cu_alloc_kind kind, struct cu_alloc **made);
 /* Gives back what is charged and the piece. Needs cu_lock. */
@@ -33,7 +34,8 @@ struct cu_span {
 	size_t length;
 	struct cu_alloc *alloc; /* NULL: mapped by cuMemMap, or host memory the driver does not know */
 };
-/* 0: `span` holds what lies from `address` on; -1: the driver has given out no such address. Takes cu_lock. */
+/* 0: `span` holds what lies from `address` on; -1: the driver has given out no such address. Takes cu_lock.
+ */
 int cu_span_at(CUdeviceptr address, struct cu_span *span);
 /* 0 when all of [address, address + length) is device memory or, `or_host`, plain memory of the program. */
 int cu_range_check(CUdeviceptr address, size_t length, int or_host);
@@ -44,7 +46,8 @@ void cu_fill_bytes(CUdeviceptr to, uint32_t value, uint32_t width, size_t length
 /* Lets the pages behind a span go: they read as zeros, and take nothing. */
 void cu_forget_bytes(char *bytes, size_t length);
 
-/* cuda_managed.c: a device works on managed memory, so that it moves there as far as there is room. Needs cu_lock. */
+/* cuda_managed.c: a device works on managed memory, so that it moves there as far as there is room. Needs
+ * cu_lock. */
 void cu_managed_move(struct cu_alloc *alloc, struct cu_device *device, size_t bytes);
 /* … and back to the host. */
 void cu_managed_leave(struct cu_alloc *alloc);

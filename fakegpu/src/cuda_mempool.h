@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pools of stream-ordered memory. A pool takes memory from the card in steps of `pool_grow_bytes` and keeps it until it
- * is trimmed, or, beyond its release threshold, until the next synchronisation. What it took is what is charged; where
- * pieces lie within it does not matter, so a pool never fails for lack of one long enough.
+ * Pools of stream-ordered memory. A pool takes memory from the card in steps of `pool_grow_bytes` and keeps
+ * it until it is trimmed, or, beyond its release threshold, until the next synchronisation. What it took is
+ * what is charged; where pieces lie within it does not matter, so a pool never fails for lack of one long
+ * enough.
  *
  * Invariant (under cu_lock): used <= reserved, and reserved is what is charged for the pool.
  */
@@ -21,14 +22,14 @@ struct CUmemPoolHandle_st {
 	uint64_t used, used_high;
 	uint64_t threshold;
 	uint64_t max_size; /* 0: none */
-	uint64_t access;   /* devices that may read and write it, the first 64 */
-	uint32_t pieces;   /* live */
-	uint32_t ended;    /* destroyed while pieces live */
+	uint64_t access; /* devices that may read and write it, the first 64 */
+	uint32_t pieces; /* live */
+	uint32_t ended; /* destroyed while pieces live */
 	uint32_t is_default;
 	uint32_t is_graph;
 	uint32_t imported;
-	uint32_t host;     /* of host memory: charged nowhere */
-	int reuse[3];      /* CU_MEMPOOL_ATTR_REUSE_* */
+	uint32_t host; /* of host memory: charged nowhere */
+	int reuse[3]; /* CU_MEMPOOL_ATTR_REUSE_* */
 	CUmemAllocationHandleType handle_types;
 	CUmemLocation location;
 	uint32_t export_id; /* names it to importers; 0: never exported */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The arena of objects: memory that is only ever used for objects of one size, so that a handle can be looked at
- * whatever became of it. See cuda_core.h.
+ * The arena of objects: memory that is only ever used for objects of one size, so that a handle can be looked
+ * at whatever became of it. See cuda_core.h.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -9,9 +9,9 @@
 #include "cuda_core.h"
 
 #define ARENA_BYTES (UINT64_C(64) << 30)
-#define ALIGN 64u
-#define CLASSES 64u /* sizes up to CLASSES * ALIGN bytes */
-#define BATCH 16u
+#define ALIGN       64u
+#define CLASSES     64u /* sizes up to CLASSES * ALIGN bytes */
+#define BATCH       16u
 
 struct free_object {
 	struct cu_object object;
@@ -26,7 +26,8 @@ static uint64_t last_id;
 static int open_arena(void)
 {
 	for (uint64_t size = ARENA_BYTES; size >= UINT64_C(64) << 20; size /= 4) {
-		void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		void *map = mmap(NULL, size, PROT_READ | PROT_WRITE,
+				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 		if (map != MAP_FAILED) {
 			arena = map;

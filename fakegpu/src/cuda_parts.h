@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the parts of libcuda offer to each other beside cuda_core.h: small things that need no header of their own.
+ * What the parts of libcuda offer to each other beside cuda_core.h: small things that need no header of their
+ * own.
  */
 #ifndef FAKEGPU_CUDA_PARTS_H
 #define FAKEGPU_CUDA_PARTS_H
@@ -33,6 +34,7 @@ void cu_space_forget(void);
 void cu_vmm_forget(void);
 void cu_host_forget(void);
 void cu_event_forget(void);
+void cu_capture_forget(void);
 
 /* cuda_space.c: reserves the address space of the visible devices. */
 int cu_space_open(void);

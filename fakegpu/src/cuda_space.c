@@ -10,11 +10,11 @@
 #include "cuda_parts.h"
 
 #define UNIT_SHIFT 21u
-#define UNIT (UINT64_C(1) << UNIT_SHIFT)
-#define BIG_UNITS 512u /* 1 GiB: the step of pieces from half of it on */
-#define SMALL_MAX (UINT64_C(1) << 20)
-#define CLASSES 48u
-#define EXACT 1024u /* freed pieces of up to so many units are kept by size */
+#define UNIT       (UINT64_C(1) << UNIT_SHIFT)
+#define BIG_UNITS  512u /* 1 GiB: the step of pieces from half of it on */
+#define SMALL_MAX  (UINT64_C(1) << 20)
+#define CLASSES    48u
+#define EXACT      1024u /* freed pieces of up to so many units are kept by size */
 
 /* A unit that holds pieces of one size. */
 struct block {
@@ -22,7 +22,7 @@ struct block {
 	struct block *previous;
 	uint32_t class, piece, count, used;
 	uint32_t free_head; /* index + 1 of the first free piece that was used before */
-	uint32_t fresh;     /* pieces from here on were never used */
+	uint32_t fresh; /* pieces from here on were never used */
 	uint32_t listed;
 	uint32_t unit;
 	uint8_t touched;
@@ -70,13 +70,15 @@ int cu_space_open(void)
 		device_base = reserve(2 * span + 2 * UNIT * BIG_UNITS, PROT_NONE);
 		if (device_base == NULL)
 			continue;
-		device_base = (char *)(((uintptr_t)device_base + UNIT * BIG_UNITS - 1) & ~(uintptr_t)(UNIT * BIG_UNITS - 1));
+		device_base = (char *)(((uintptr_t)device_base + UNIT * BIG_UNITS - 1) &
+				       ~(uintptr_t)(UNIT * BIG_UNITS - 1));
 		byte_base = device_base + span;
 		if (mprotect(byte_base, span, PROT_READ | PROT_WRITE) != 0)
 			continue;
 		unit_count = (uint32_t)(span >> UNIT_SHIFT);
 		unit_place = reserve(unit_count * sizeof *unit_place, PROT_READ | PROT_WRITE);
-		step_place = reserve((unit_count / BIG_UNITS + 1) * sizeof *step_place, PROT_READ | PROT_WRITE);
+		step_place =
+		    reserve((unit_count / BIG_UNITS + 1) * sizeof *step_place, PROT_READ | PROT_WRITE);
 		if (unit_place != NULL && step_place != NULL)
 			return 0;
 	}
@@ -155,7 +157,8 @@ static int64_t fit_run(uint32_t units, uint32_t align)
 
 		if (size > EXACT)
 			list = EXACT;
-		for (struct run **link = list == EXACT ? &large : &exact[size]; *link != NULL; link = &(*link)->next) {
+		for (struct run **link = list == EXACT ? &large : &exact[size]; *link != NULL;
+		     link = &(*link)->next) {
 			uint32_t first = ((*link)->unit + align - 1) / align * align;
 			uint32_t skip = first - (*link)->unit;
 

@@ -2,9 +2,10 @@
  *
  * Streams and events: order, and when things are done.
  *
- * All work of a process on a device goes through one queue (its seat), in the order of the calls, so a stream needs to
- * remember only its newest kernel, and an event only which kernel was newest when it was recorded. Copies and fills
- * happen at once, in the call. Invariant: what a stream or event remembers is never newer than what was launched.
+ * All work of a process on a device goes through one queue (its seat), in the order of the calls, so a stream
+ * needs to remember only its newest kernel, and an event only which kernel was newest when it was recorded.
+ * Copies and fills happen at once, in the call. Invariant: what a stream or event remembers is never newer
+ * than what was launched.
  */
 #ifndef FAKEGPU_CUDA_TIME_H
 #define FAKEGPU_CUDA_TIME_H
@@ -24,7 +25,7 @@ struct CUstream_st {
 	uint32_t is_legacy;
 	uint64_t thread; /* whose per-thread stream this is; 0: none */
 	uint64_t id;
-	uint64_t number;   /* its newest kernel in the context's seat */
+	uint64_t number; /* its newest kernel in the context's seat */
 	uint64_t floor_ns; /* nothing of it begins before this (work of other devices) */
 	uint32_t callbacks; /* waiting */
 	uint32_t ended;
@@ -36,12 +37,12 @@ struct CUevent_st {
 	struct cu_object object;
 	uint32_t flags;
 	struct CUctx_st *context;
-	uint64_t number;   /* kernel of `seat` that must be done; 0: none */
-	uint64_t time_ns;  /* done not before; exact once `settled` */
+	uint64_t number; /* kernel of `seat` that must be done; 0: none */
+	uint64_t time_ns; /* done not before; exact once `settled` */
 	int seat;
 	uint32_t recorded;
-	uint32_t settled;  /* time_ns is when it was done */
-	int32_t shared;    /* index of fg_state->shared_event[]; -1: private */
+	uint32_t settled; /* time_ns is when it was done */
+	int32_t shared; /* index of fg_state->shared_event[]; -1: private */
 	uint32_t imported;
 	struct CUevent_st *next_open, *previous_open; /* recorded and not settled */
 	struct cu_capture_place *capture; /* recorded in a capture: where */
@@ -50,23 +51,29 @@ struct CUevent_st {
 
 /* ---- streams ------------------------------------------------------------------------------------------ */
 
-/* What a handle stands for in the current context; `per_thread`: NULL is the per-thread stream. NULL: invalid. */
+/* What a handle stands for in the current context; `per_thread`: NULL is the per-thread stream. NULL:
+ * invalid. */
 struct CUstream_st *cu_stream_of(CUstream handle, int per_thread, struct CUctx_st *context);
+static inline struct CUctx_st *cu_stream_context(const struct CUstream_st *stream)
+{
+	return stream->context;
+}
 /* Declares `stream` and its `context`, checked. */
-#define CU_STREAM(stream, context, handle, per_thread)                                      \
-	CU_CONTEXT(current_##context);                                                      \
-	struct CUstream_st *stream = cu_stream_of(handle, per_thread, current_##context);   \
-	if (__builtin_expect(stream == NULL, 0))                                            \
-		return cu_stream_trouble(handle);                                           \
-	struct CUctx_st *context = stream->context;                                         \
-	do {                                                                                \
-		CUresult stream_trouble_ = cu_context_check(context);                       \
-		if (__builtin_expect(stream_trouble_ != CUDA_SUCCESS, 0))                   \
-			return stream_trouble_;                                             \
+#define CU_STREAM(stream, context, handle, per_thread)                                    \
+	CU_CONTEXT(current_##context);                                                    \
+	struct CUstream_st *stream = cu_stream_of(handle, per_thread, current_##context); \
+	if (__builtin_expect(stream == NULL, 0))                                          \
+		return cu_stream_trouble(handle);                                         \
+	struct CUctx_st *context = cu_stream_context(stream);                             \
+	do {                                                                              \
+		CUresult stream_trouble_ = cu_context_check(context);                     \
+		if (__builtin_expect(stream_trouble_ != CUDA_SUCCESS, 0))                 \
+			return stream_trouble_;                                           \
 	} while (0)
 /* Which error a handle that is no stream gets. */
 CUresult cu_stream_trouble(CUstream handle);
-CUresult cu_stream_make(struct CUctx_st *context, unsigned int flags, int priority, struct CUstream_st **made);
+CUresult cu_stream_make(struct CUctx_st *context, unsigned int flags, int priority,
+			struct CUstream_st **made);
 /* Needs cu_lock. */
 void cu_stream_end(struct CUstream_st *stream);
 
@@ -91,8 +98,8 @@ void cu_context_wait(struct CUctx_st *context);
 static inline void cu_context_drain(struct CUctx_st *context)
 {
 	if (__builtin_expect(context->last_number != 0 &&
-				 __atomic_load_n(&fg_seat_at((uint32_t)context->seat)->done, __ATOMIC_ACQUIRE) <
-				     context->last_number,
+				 __atomic_load_n(&fg_seat_at((uint32_t)context->seat)->done,
+						 __ATOMIC_ACQUIRE) < context->last_number,
 			     0))
 		cu_context_wait(context);
 }
@@ -101,8 +108,9 @@ static inline void cu_stream_drain(struct CUstream_st *stream)
 {
 	uint64_t number = stream->is_legacy ? stream->context->blocking_number : stream->number;
 
-	if (__builtin_expect(number != 0 && __atomic_load_n(&fg_seat_at((uint32_t)stream->context->seat)->done,
-							    __ATOMIC_ACQUIRE) < number,
+	if (__builtin_expect(number != 0 &&
+				 __atomic_load_n(&fg_seat_at((uint32_t)stream->context->seat)->done,
+						 __ATOMIC_ACQUIRE) < number,
 			     0))
 		cu_stream_wait(stream);
 }
@@ -110,7 +118,8 @@ static inline void cu_stream_drain(struct CUstream_st *stream)
 /* ---- events ------------------------------------------------------------------------------------------- */
 
 int cu_event_is_done(struct CUevent_st *event);
-/* Fixes the times of events before the queue forgets them: called before kernel `next` is launched in `seat`. */
+/* Fixes the times of events before the queue forgets them: called before kernel `next` is launched in `seat`.
+ */
 void cu_events_settle(int seat, uint64_t next);
 extern struct CUevent_st *cu_events_open;
 /* Records in a stream that does not capture. */
@@ -121,7 +130,8 @@ void cu_event_hold(struct CUevent_st *event, struct CUstream_st *stream);
 /* ---- callbacks (cuda_host_function.c) ----------------------------------------------------------------- */
 
 /* Runs `function` (or `callback`) when the stream gets there, in the next call of this process. */
-CUresult cu_callback_add(struct CUstream_st *stream, CUhostFn function, CUstreamCallback callback, void *data);
+CUresult cu_callback_add(struct CUstream_st *stream, CUhostFn function, CUstreamCallback callback,
+			 void *data);
 
 /* ---- durations (cuda_duration.c) ---------------------------------------------------------------------- */
 

@@ -2,9 +2,10 @@
  *
  * Which devices a process sees, and in what order: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
  *
- * The list is taken as the documentation says: indices into the devices in enumeration order, or UUIDs (a beginning
- * that only one has), or MIG devices; everything from the first word on that names nothing is dropped; a device that
- * stands there twice leaves none. A card in MIG mode is seen through one compute instance; one per process.
+ * The list is taken as the documentation says: indices into the devices in enumeration order, or UUIDs (a
+ * beginning that only one has), or MIG devices; everything from the first word on that names nothing is
+ * dropped; a device that stands there twice leaves none. A card in MIG mode is seen through one compute
+ * instance; one per process.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -112,7 +113,8 @@ static int same_uuid(const char *word, size_t length, const char *uuid)
 	return length <= strlen(uuid) && strncasecmp(word, uuid, length) == 0;
 }
 
-/* "MIG-<uuid>", or "MIG-GPU-<uuid>/<gi>/<ci>" as drivers before 470 wrote it. -1: names nothing, or not one. */
+/* "MIG-<uuid>", or "MIG-GPU-<uuid>/<gi>/<ci>" as drivers before 470 wrote it. -1: names nothing, or not one.
+ */
 static int add_mig(struct list *list, const uint32_t *card, uint32_t cards, const char *word, size_t length)
 {
 	uint32_t found_card = 0, found_ci = FG_NO_INSTANCE, found = 0;

@@ -2,8 +2,8 @@
  *
  * Virtual memory management: address ranges, physical pieces, and which is mapped where.
  *
- * A physical piece lives while it has a handle or a mapping, and is charged from cuMemCreate on until then, once however
- * often it is mapped. An imported one is charged where it was made.
+ * A physical piece lives while it has a handle or a mapping, and is charged from cuMemCreate on until then,
+ * once however often it is mapped. An imported one is charged where it was made.
  */
 #ifndef FAKEGPU_CUDA_VMM_H
 #define FAKEGPU_CUDA_VMM_H
@@ -13,7 +13,7 @@
 
 struct cu_physical {
 	struct cu_object object;
-	uint32_t handles;  /* cuMemCreate, retain and import count one each */
+	uint32_t handles; /* cuMemCreate, retain and import count one each */
 	uint32_t mappings;
 	struct cu_device *device; /* NULL: host memory */
 	int seat;
