@@ -55,11 +55,9 @@ def test_query_gpu_in_all_shapes(machine):
     host = machine({"profile": "A100-40", "count": 2})
     fields = "--query-gpu=index,name,memory.total,memory.used,utilization.gpu,power.limit,mig.mode.current,fan.speed"
     full = host.run("nvidia-smi", fields, "--format=csv").stdout.splitlines()
+    columns = ["index", "name", "memory.total [MiB]", "memory.used [MiB]", "utilization.gpu [%]", "power.limit [W]"]
     assert full == [
-        ", ".join(
-            ["index", "name", "memory.total [MiB]", "memory.used [MiB]", "utilization.gpu [%]", "power.limit [W]"]
-            + ["mig.mode.current", "fan.speed [%]"]
-        ),
+        ", ".join([*columns, "mig.mode.current", "fan.speed [%]"]),
         "0, NVIDIA A100-SXM4-40GB, 40960 MiB, 0 MiB, 0 %, 400.00 W, Disabled, [N/A]",
         "1, NVIDIA A100-SXM4-40GB, 40960 MiB, 0 MiB, 0 %, 400.00 W, Disabled, [N/A]",
     ]
