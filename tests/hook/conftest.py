@@ -201,6 +201,12 @@ class Result:
 
 
 @pytest.fixture(scope="session")
+def node(hook_builds: Path) -> Node:
+    """The node's side of region files."""
+    return Node()
+
+
+@pytest.fixture(scope="session")
 def stub_driver(compile_c: Callable[..., Path]) -> Path:
     """Folder with the smallest driver (programs/driver_stub.c) as libcuda.so.1."""
     return compile_c(
