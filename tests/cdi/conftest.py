@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,23 @@ class Reference:
         assert len(answers) == len(lines), done.stderr
         assert not [answer for answer in answers if answer["error"].startswith("request:")]
         return answers
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+        """One process that goes on, for questions whose answers change."""
+        with subprocess.Popen([self.program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+
+            def ask(request: dict[str, Any]) -> dict[str, Any]:
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
+                return json.loads(process.stdout.readline())
+
+            try:
+                yield ask
+            finally:
+                process.kill()
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from aliquot.api.errors import HardwareError, InternalError, SettingsError
-from aliquot.cdi import elf, libraries
-from aliquot.cdi.driver_files import CardAddress, HostNode
+from aliquot.api.grant import Grant
+from aliquot.cdi import codec, elf, libraries
+from aliquot.cdi.driver_files import CardAddress, HostNode, Roots, discover
+from aliquot.cdi.edits import spec_for
 from aliquot.cdi.host import HostTree
+from aliquot.cdi.validate import problems
 
 GA = "GPU-aaaaaaaa-0000-4000-8000-00000000000a"
 GB = "GPU-bbbbbbbb-0000-4000-8000-00000000000b"
@@ -336,3 +339,28 @@ def test_links_never_leave_their_root(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         tree.resolve("loop", str(root))
     assert tree.resolve("/", "/") == "/"
+
+
+def test_the_fake_driver_is_a_driver_to_us_and_to_the_reference(
+    fake_driver_root: Path, driver: Any, reference: Any, tmp_path: Path
+) -> None:
+    files = discover(
+        Roots(driver_root=str(fake_driver_root)),
+        [FIRST, SECOND],
+        hook_library=str(driver.hook / "libvgpu.so"),
+        preload_file=str(driver.hook / "ld.so.preload"),
+        run_dir="/run/aliquot",
+    )
+    folder = f"{fake_driver_root}/usr/lib/x86_64-linux-gnu"
+    assert mounts(files)["/usr/lib64/libcuda.so.1"] == f"{folder}/libcuda.so.{files.version}"
+    assert mounts(files)["/usr/bin/nvidia-smi"] == f"{fake_driver_root}/usr/bin/nvidia-smi"
+    grants = [Grant(name=f"c-x-{card.minor}", card_uuid=card.uuid, memory_bytes=1 << 30) for card in (FIRST, SECOND)]
+    spec = spec_for([(grant, "hook") for grant in grants], files)
+    assert not problems(spec)
+    (tmp_path / "spec.json").write_bytes(codec.encode(spec))
+    answer = reference.ask(
+        [{"op": "inject", "dirs": [str(tmp_path)], "devices": list(spec.qualified_names()), "oci": {}}]
+    )[0]
+    assert answer["error"] == ""
+    nodes = {node["path"]: (node["major"], node["minor"]) for node in answer["oci"]["linux"]["devices"]}
+    assert {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1"} <= set(nodes)

@@ -35,7 +35,7 @@ FEW = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-MANY = settings(max_examples=80, deadline=None)
+MANY = settings(max_examples=50, deadline=None)
 
 WILD = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 TAME = st.sampled_from(["", "x", "y z", "é"])

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -55,6 +56,7 @@ var operations = map[string]func(*request, *answer) error{
 	"file":             loadFile,
 	"dirs":             loadDirs,
 	"inject":           inject,
+	"live":             live,
 	"qualified":        qualified,
 	"annotationKey":    annotationKey,
 	"annotationUpdate": annotationUpdate,
@@ -87,6 +89,23 @@ func cacheOf(q *request, a *answer) (*cdi.Cache, error) {
 		}
 	}
 	return cache, nil
+}
+
+// running holds one cache per list of directories, kept as a runtime keeps it: for as long as this program runs.
+var running = map[string]*cdi.Cache{}
+
+// live lists the devices that a running runtime knows of now, without being told to look.
+func live(q *request, a *answer) (err error) {
+	key := strings.Join(q.Dirs, "\x00")
+	cache, known := running[key]
+	if !known {
+		if cache, err = cdi.NewCache(cdi.WithSpecDirs(q.Dirs...), cdi.WithAutoRefresh(true)); err != nil {
+			return err
+		}
+		running[key] = cache
+	}
+	a.Devices = cache.ListDevices()
+	return nil
 }
 
 func loadDirs(q *request, a *answer) error {
