@@ -112,7 +112,7 @@ def test_b110_a_deleted_slice_comes_back_with_a_generation_not_lower(rig, proxie
     # The watch comes back with its back-off; from then on it is a matter of a second.
     assert time.monotonic() - started < 40
     assert third["spec"]["pool"]["generation"] >= again["spec"]["pool"]["generation"]
-    assert daemon.driver.publisher.problem == ""
+    dra_rig.wait_for(lambda: daemon.driver.publisher.problem == "", "the publisher to be content")
 
 
 def test_a_hand_that_changes_the_slice_is_undone(rig):
