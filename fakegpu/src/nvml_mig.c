@@ -84,7 +84,8 @@ nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *c
 	NV_WHOLE_CARD(device, of);
 	NV_NEEDS(count);
 	const struct nv_gi_profile *profiles = nv_gi_profiles(&of.card->config);
-	*count = profiles == NULL ? 0 : profiles[0].most; /* the smallest profile comes first */
+	/* The smallest profile comes first. */
+	*count = profiles == NULL || !of.card->mig_enabled ? 0 : profiles[0].most;
 	return NVML_SUCCESS;
 }
 
