@@ -58,6 +58,9 @@ def text(findings: tuple[object, ...]) -> str:
             True,
         ),
         ({"/etc/containerd/config.toml": "this is [ not TOML"}, DEFAULT_DIRECTORIES, None),
+        ({"/etc/containerd/config.toml": "version = 'x'\nplugins = 3\nimports = 'y'\n"}, DEFAULT_DIRECTORIES, None),
+        ({"/etc/crio/crio.conf": "crio = 3\n"}, DEFAULT_DIRECTORIES, True),
+        ({"/etc/crio/crio.conf": "[crio.runtime]\ncdi_spec_dirs = 'x'\n"}, DEFAULT_DIRECTORIES, True),
     ],
 )
 def test_what_a_runtimes_configuration_says(

@@ -230,6 +230,14 @@ def test_a_card_whose_node_is_missing_does_not_harm_another(driver: Any) -> None
         driver.discover(SECOND, FIRST)
 
 
+def test_a_tree_that_cannot_be_walked_is_an_error_that_names_the_place(driver: Any) -> None:
+    folder = driver.root / "usr/lib/x86_64-linux-gnu"
+    (folder / "libcuda.so.1").unlink()
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.1")
+    with pytest.raises(HardwareError, match=r"libcuda\.so\.1 .*symbolic links"):
+        driver.discover(FIRST)
+
+
 def mig_tree(driver: Any) -> CardAddress:
     table = driver.root / "proc/driver/nvidia-caps/mig-minors"
     table.parent.mkdir(parents=True)
@@ -246,6 +254,13 @@ def test_a_mig_instance_gets_its_card_and_both_capabilities(driver: Any) -> None
         "/dev/nvidia-caps/nvidia-cap12",
         "/dev/nvidia-caps/nvidia-cap13",
     ]
+
+
+def test_a_mig_instance_that_is_only_half_named_is_our_own_mistake(driver: Any) -> None:
+    mig_tree(driver)
+    for half in ({"gpu_instance": 1}, {"compute_instance": 0}):
+        with pytest.raises(InternalError, match="both are needed"):
+            driver.discover(CardAddress(uuid="MIG-1", minor=0, **half))
 
 
 def test_a_mig_instance_without_a_capability_is_refused_not_given_half(driver: Any) -> None:

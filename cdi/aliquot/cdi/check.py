@@ -94,62 +94,83 @@ def check(directory: Path, *, runtime_directories: Sequence[str] = (), host_pref
 def read_runtimes(host_prefix: str = "") -> tuple[Runtime, ...]:
     """The container runtimes whose configuration is on this node; one with the defaults when there is none."""
     tree = HostTree(host_prefix)
-    configs = {path: _containerd(tree, path) for path in CONTAINERD_FILES}
-    found = [_containerd_runtime(path, config) for path, config in configs.items() if config]
-    drop_ins = sorted(entry.name for entry in tree.entries(tree.find(CRIO_DROP_INS) or CRIO_DROP_INS))
-    crio: dict[str, Any] = {}
-    read = [
-        path
-        for path in (CRIO_FILE, *(f"{CRIO_DROP_INS}/{name}" for name in drop_ins))
-        if _merge(crio, _toml(tree, path))
-    ]
-    if read:
-        dirs = crio.get("crio", {}).get("runtime", {}).get("cdi_spec_dirs") or DEFAULT_DIRECTORIES
-        found.append(Runtime("CRI-O", read[0], tuple(dirs), True))
+    found = [runtime for path in CONTAINERD_FILES if (runtime := _containerd(tree, path))]
+    crio = _crio(tree)
+    if crio is not None:
+        found.append(crio)
     return tuple(found) or (Runtime("container runtime", "defaults", DEFAULT_DIRECTORIES, None),)
 
 
-def _containerd(tree: HostTree, path: str) -> dict[str, Any]:
-    """The file with what it imports laid over it, as containerd does."""
+def _containerd(tree: HostTree, path: str) -> Runtime | None:
+    """What the file says, with what it imports laid over it as containerd does; None when there is no file."""
     config = _toml(tree, path)
+    if config is None:
+        return None
     imports = config.get("imports", [])
     for pattern in imports if isinstance(imports, list) else []:
         folder, _, name = str(pattern).rpartition("/")
-        place = tree.find(folder or "/")
-        matches = sorted(e.name for e in tree.entries(place) if Path(e.name).match(name)) if place else []
-        for match in matches:
-            _merge(config, _toml(tree, f"{folder}/{match}"))
+        for match in _names(tree, folder or "/"):
+            if Path(match).match(name):
+                _merge(config, _toml(tree, f"{folder}/{match}") or {})
+    new = _table(config, "plugins", "io.containerd.cri.v1.runtime")
+    old = _table(config, "plugins", "io.containerd.grpc.v1.cri")
+    enabled = new.get("enable_cdi", old.get("enable_cdi"))
+    version = config.get("version", 1)
+    if enabled is None and isinstance(version, int) and version >= 3:
+        enabled = True  # only containerd 2 has this format, and there CDI is on unless switched off
+    return Runtime("containerd", path, _directories(new) or _directories(old) or DEFAULT_DIRECTORIES, enabled)
+
+
+def _crio(tree: HostTree) -> Runtime | None:
+    config: dict[str, Any] = {}
+    read: list[str] = []
+    for path in (CRIO_FILE, *(f"{CRIO_DROP_INS}/{name}" for name in _names(tree, CRIO_DROP_INS))):
+        content = _toml(tree, path)
+        if content is not None:
+            _merge(config, content)
+            read.append(path)
+    if not read:
+        return None
+    return Runtime("CRI-O", read[0], _directories(_table(config, "crio", "runtime")) or DEFAULT_DIRECTORIES, True)
+
+
+def _directories(table: Mapping[str, Any]) -> tuple[str, ...]:
+    dirs = table.get("cdi_spec_dirs")
+    return tuple(str(name) for name in dirs) if isinstance(dirs, list) else ()
+
+
+def _table(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """A table deep inside; an empty one when anything on the way is missing or no table."""
+    for key in keys:
+        config = config.get(key, {})
+        if not isinstance(config, Mapping):
+            return {}
     return config
 
 
-def _containerd_runtime(path: str, config: Mapping[str, Any]) -> Runtime:
-    plugins = config.get("plugins", {})
-    new = plugins.get("io.containerd.cri.v1.runtime", {})
-    old = plugins.get("io.containerd.grpc.v1.cri", {})
-    enabled = new.get("enable_cdi", old.get("enable_cdi"))
-    if enabled is None and config.get("version", 1) >= 3:
-        enabled = True  # only containerd 2 has this format, and there CDI is on unless switched off
-    dirs = new.get("cdi_spec_dirs") or old.get("cdi_spec_dirs") or DEFAULT_DIRECTORIES
-    return Runtime("containerd", path, tuple(dirs), enabled)
-
-
-def _toml(tree: HostTree, path: str) -> dict[str, Any]:
-    place = tree.find(path)
-    if not place:
-        return {}
+def _names(tree: HostTree, folder: str) -> list[str]:
     try:
-        return tomllib.loads(tree.text(place))
+        place = tree.find(folder)
+        return sorted(entry.name for entry in tree.entries(place)) if place else []
+    except OSError:
+        return []
+
+
+def _toml(tree: HostTree, path: str) -> dict[str, Any] | None:
+    """None when there is no such file; empty when it cannot be read, so that nothing is taken as said."""
+    try:
+        place = tree.find(path)
+        return tomllib.loads(tree.text(place)) if place else None
     except (tomllib.TOMLDecodeError, OSError):
         return {}
 
 
-def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> bool:
+def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
     for key, value in other.items():
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         else:
             into[key] = value
-    return bool(other)
 
 
 def _check_runtime(store: SpecStore, runtime: Runtime, tree: HostTree) -> Iterable[Finding]:
@@ -165,11 +186,14 @@ def _check_runtime(store: SpecStore, runtime: Runtime, tree: HostTree) -> Iterab
         yield Finding(State.OK, subject, f"reads {reads}")
     seen: list[Path] = []
     for name in runtime.directories:
-        place = tree.find(name)
-        if place and tree.is_directory(place):
-            seen.append(tree.local(place))
-        else:
-            yield Finding(State.WARNING, subject, f"{name} does not exist, which some runtimes log as an error")
+        try:
+            place = tree.find(name)
+            if place and tree.is_directory(place):
+                seen.append(tree.local(place))
+            else:
+                yield Finding(State.WARNING, subject, f"{name} does not exist, which some runtimes log as an error")
+        except OSError as error:
+            yield Finding(State.WARNING, subject, f"cannot look at {name}: {error.strerror}")
     yield _probe(store, seen, subject, reads)
     for path, texts in scan(seen).errors.items():
         for text in texts:
@@ -181,12 +205,13 @@ def _probe(store: SpecStore, directories: Sequence[Path], subject: str, reads: s
     device = Device(name=f"c-{token}-probe", container_edits=ContainerEdits(env=(f"ALIQUOT_PROBE={token}",)))
     spec = Spec(cdi_version=EARLIEST, kind=f"{CDI_VENDOR}/{PROBE_CLASS}", devices=(device,))
     try:
-        path = store.write(spec, token)
-        found = scan(directories).devices.get(f"{spec.kind}={device.name}")
+        try:
+            path = store.write(spec, token)
+            found = scan(directories).devices.get(f"{spec.kind}={device.name}")
+        finally:
+            store.remove(token)
     except AliquotError as error:
         return Finding(State.FAILED, subject, str(error))
-    finally:
-        store.remove(token)
     if found is None or found.device != device:
         return Finding(
             State.FAILED,

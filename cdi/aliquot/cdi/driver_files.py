@@ -112,15 +112,38 @@ def discover(
 ) -> DriverFiles:
     """Look at the host now and return what containers with `cards` need. Ask per claim, for its cards only.
 
-    Raises `HardwareError` naming the missing file or device node, or both versions when a driver update is only
-    half done; `InternalError` when our own hook files are gone or damaged.
+    Raises `HardwareError` naming the file or device node that is missing or cannot be looked at, or both versions
+    when a driver update is only half done; `SettingsError` for a root that is no absolute path; `InternalError` when
+    our own hook files are gone or damaged.
     """
     _check_hook(hook_library, preload_file)
-    tree = HostTree(roots.host_prefix)
     for name in ("driver_root", "dev_root", "proc_root", "host_prefix"):
         value = getattr(roots, name)
         if value and not value.startswith("/"):
             raise SettingsError(f"{name} {value!r} is not an absolute path")
+    try:
+        version, libraries, binaries, nodes = _look(roots)
+        return DriverFiles(
+            version=version,
+            libraries=libraries,
+            binaries=binaries,
+            common_nodes=tuple(nodes.common()),
+            card_nodes={card.uuid: tuple(nodes.of(card)) for card in cards},
+            hook_library=hook_library,
+            preload_file=preload_file,
+            run_dir=run_dir,
+            extra_edits=extra_edits,
+        )
+    except OSError as error:
+        raise HardwareError(
+            f"cannot look at {error.filename} for the driver's files: {error.strerror}; "
+            "this process needs to read the driver root and the host's /dev"
+        ) from error
+
+
+def _look(roots: Roots) -> tuple[str, tuple[HostFile, ...], tuple[HostFile, ...], _Nodes]:
+    """Version, libraries and tools of the driver that is installed, and where to ask for nodes."""
+    tree = HostTree(roots.host_prefix)
     root = tree.find(roots.driver_root)
     if not root or not tree.is_directory(root):
         raise HardwareError(
@@ -130,17 +153,7 @@ def discover(
     proc = roots.proc_root or (f"{root}/proc" if tree.find("/proc/driver/nvidia", root) and root != "/" else "/proc")
     _check_module(tree, proc, found)
     nodes = _Nodes(tree, roots.dev_root or (root if tree.has("/dev/nvidiactl", root) else "/"), proc)
-    return DriverFiles(
-        version=found.version,
-        libraries=find_libraries(tree, found),
-        binaries=tuple(find_binaries(tree, root)),
-        common_nodes=tuple(nodes.common()),
-        card_nodes={card.uuid: tuple(nodes.of(card)) for card in cards},
-        hook_library=hook_library,
-        preload_file=preload_file,
-        run_dir=run_dir,
-        extra_edits=extra_edits,
-    )
+    return found.version, find_libraries(tree, found), tuple(find_binaries(tree, root)), nodes
 
 
 def _check_hook(library: str, preload: str) -> None:
@@ -186,8 +199,13 @@ class _Nodes:
 
     def of(self, card: CardAddress) -> Iterator[HostNode]:
         yield self._node(f"/dev/nvidia{card.minor}", f"check card {card.uuid} with nvidia-smi")
-        if card.gpu_instance is None or card.compute_instance is None:
+        if card.gpu_instance is None and card.compute_instance is None:
             return
+        if card.gpu_instance is None or card.compute_instance is None:
+            raise InternalError(
+                f"MIG instance {card.uuid} has GPU instance {card.gpu_instance} and compute instance "
+                f"{card.compute_instance}, both are needed; please report this"
+            )
         table = f"{self._proc}/driver/nvidia-caps/mig-minors"
         minors = dict(_MIG_MINOR.findall(self._tree.text(table)))
         instance = f"gpu{card.minor}/gi{card.gpu_instance}"

@@ -153,10 +153,8 @@ class SpecStore:
             raise InternalError(
                 f"a spec of ours is not valid and was not written, please report this: {error}"
             ) from error
-        if not spec.kind == f"{self.vendor}/{self.class_}":
-            raise InternalError(
-                f"a spec of kind {spec.kind} does not belong among those of {self.vendor}/{self.class_}"
-            )
+        if spec.kind != self.kind:
+            raise InternalError(f"a spec of kind {spec.kind} does not belong among those of {self.kind}")
         data = codec.encode(spec)
         if len(data) > FILE_LIMIT:
             raise InternalError(
@@ -239,13 +237,17 @@ class SpecStore:
         for entry in _entries(self.directory):
             if not (entry.name.startswith(prefix) and entry.name.endswith(TEMPORARY_SUFFIX)):
                 continue
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError, BlockingIOError):
+            try:
                 descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     Path(entry.path).unlink()
                 finally:
                     os.close(descriptor)
+            except (FileNotFoundError, BlockingIOError):
+                continue  # its writer has renamed it, or is alive
+            except OSError as error:
+                log.warning("temporary spec file kept", file=entry.path, error=str(error))
 
     def _ids(self) -> Iterator[str]:
         for entry in _entries(self.directory):
