@@ -153,8 +153,15 @@ int aq_charge(unsigned card, uint64_t units)
 		if (aq_charge_quickly(card, units) == 0)
 			return 0;
 	}
-	__atomic_fetch_add(&aq_process()->refused, 1, __ATOMIC_RELAXED);
+	aq_refused(card, units);
 	return -ENOMEM;
+}
+
+void aq_refused(unsigned card, uint64_t units)
+{
+	(void)card;
+	(void)units;
+	__atomic_fetch_add(&aq_process()->refused, 1, __ATOMIC_RELAXED);
 }
 
 void aq_uncharge(unsigned number, uint64_t units)

@@ -22,6 +22,9 @@ int aq_charge(unsigned card, uint64_t units);
 /* The same, but only looks at the account: for callers that hold a lock. */
 int aq_charge_quickly(unsigned card, uint64_t units);
 
+/* Counts an allocation that was refused for want of room. */
+void aq_refused(unsigned card, uint64_t units);
+
 void aq_uncharge(unsigned card, uint64_t units);
 
 /* Gives back what is charged but not held: dead neighbours, unsettled accounts, memory that pools of this

@@ -8,9 +8,6 @@
 #include "pool.h"
 #include "resolve.h"
 
-/* What the driver adds to a pool at least. */
-#define POOL_STEP (2ull << 20)
-
 static bool capturing(CUstream stream)
 {
 	int status = 0;
@@ -18,17 +15,11 @@ static bool capturing(CUstream stream)
 	       status != 0;
 }
 
-struct request {
-	struct aq_pool *pool; /* NULL: nothing is charged */
-	uint64_t units;
-	bool spare;
-};
-
 /* CUDA_SUCCESS: call the driver. */
-static CUresult begin(struct request *request, CUmemoryPool handle, size_t bytes, CUstream stream)
+static CUresult begin(struct aq_pool_request *request, CUmemoryPool handle, size_t bytes, CUstream stream)
 {
 	struct aq_place place;
-	request->pool = NULL;
+	*request = (struct aq_pool_request){NULL, 0, 0};
 	if (bytes == 0)
 		return CUDA_SUCCESS;
 	enum aq_verdict verdict = aq_place_stream(stream, &place);
@@ -40,19 +31,14 @@ static CUresult begin(struct request *request, CUmemoryPool handle, size_t bytes
 	struct aq_pool *pool = aq_pool_find(handle, place.ordinal);
 	if (pool == NULL)
 		return CUDA_SUCCESS;
-	request->units =
-	    aq_units_of(bytes > UINT64_MAX - POOL_STEP ? bytes : (bytes + POOL_STEP - 1) & ~(POOL_STEP - 1));
-	if (aq_pool_begin(pool, request->units, &request->spare) < 0)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	request->pool = pool;
-	return CUDA_SUCCESS;
+	return aq_pool_begin(request, pool, aq_units_of(bytes)) == 0 ? CUDA_SUCCESS
+								     : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult end(struct request *request, CUresult result, const CUdeviceptr *address, CUstream stream,
-		    __typeof__(&hook_cuMemFreeAsync) free_again)
+static CUresult end(struct aq_pool_request *request, CUresult result, const CUdeviceptr *address,
+		    CUstream stream, __typeof__(&hook_cuMemFreeAsync) free_again)
 {
-	if (request->pool == NULL || aq_pool_end(request->pool, request->units, request->spare) == 0 ||
-	    result != CUDA_SUCCESS)
+	if (request->pool == NULL || aq_pool_end(request) == 0 || result != CUDA_SUCCESS)
 		return result;
 	/* The pool grew by more than was foreseen, and past the limit. */
 	free_again(*address, stream);
@@ -63,7 +49,7 @@ static CUresult end(struct request *request, CUresult result, const CUdeviceptr 
 
 HOOK(CUresult, cuMemAllocAsync, (CUdeviceptr * address, size_t bytes, CUstream stream))
 {
-	struct request request;
+	struct aq_pool_request request;
 	CUresult result = begin(&request, NULL, bytes, stream);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -73,7 +59,7 @@ HOOK(CUresult, cuMemAllocAsync, (CUdeviceptr * address, size_t bytes, CUstream s
 
 HOOK(CUresult, cuMemAllocAsync_ptsz, (CUdeviceptr * address, size_t bytes, CUstream stream))
 {
-	struct request request;
+	struct aq_pool_request request;
 	CUresult result = begin(&request, NULL, bytes, stream);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -84,7 +70,7 @@ HOOK(CUresult, cuMemAllocAsync_ptsz, (CUdeviceptr * address, size_t bytes, CUstr
 HOOK(CUresult, cuMemAllocFromPoolAsync,
      (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))
 {
-	struct request request = {NULL, 0, false};
+	struct aq_pool_request request = {NULL, 0, 0};
 	CUresult result = pool ? begin(&request, pool, bytes, stream) : CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -95,7 +81,7 @@ HOOK(CUresult, cuMemAllocFromPoolAsync,
 HOOK(CUresult, cuMemAllocFromPoolAsync_ptsz,
      (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))
 {
-	struct request request = {NULL, 0, false};
+	struct aq_pool_request request = {NULL, 0, 0};
 	CUresult result = pool ? begin(&request, pool, bytes, stream) : CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS)
 		return result;

@@ -93,37 +93,87 @@ struct aq_pool *aq_pool_find(CUmemoryPool handle, CUdevice fallback)
 
 /* ---- charging ----------------------------------------------------------------------------------- */
 
-/* Tells whether `units` fit into what the pool has and does not use, and keeps them for the caller. */
-static bool claim_spare(struct aq_pool *pool, uint64_t units)
+/* A pool grows in steps; the first ones seen are the largest. What a driver is seen to do makes them smaller.
+ */
+#define LARGEST_STEP  (32ull << 20 >> AQ_UNIT_SHIFT)
+#define SMALLEST_STEP (2ull << 20 >> AQ_UNIT_SHIFT)
+
+static uint64_t step_of(const struct aq_pool *pool)
 {
-	uint64_t reserved, used;
-	uint64_t claimed = __atomic_add_fetch(&pool->claimed, units, __ATOMIC_SEQ_CST);
-	if (read_sizes(pool, &reserved, &used) && reserved >= used &&
-	    claimed <= (reserved - used) >> AQ_UNIT_SHIFT)
-		return true;
-	__atomic_sub_fetch(&pool->claimed, units, __ATOMIC_SEQ_CST);
-	return false;
+	uint64_t step = __atomic_load_n(&pool->step, __ATOMIC_RELAXED);
+	return step ? step : LARGEST_STEP;
 }
 
-int aq_pool_begin(struct aq_pool *pool, uint64_t units, bool *spare)
+/* The size is a multiple of the step, so the step is no larger than the lowest bit of any size. */
+static void learn_step(struct aq_pool *pool, uint64_t units)
 {
-	*spare = false;
-	if (aq_charge_quickly((unsigned)pool->card, units) < 0) {
-		/* Often the pool can serve it without growing. */
-		*spare = claim_spare(pool, units);
-		if (*spare)
-			return 0;
-		if (aq_charge((unsigned)pool->card, units) < 0)
-			return -ENOMEM;
-	}
-	__atomic_add_fetch(&pool->pending, units, __ATOMIC_SEQ_CST);
-	__atomic_add_fetch(&pool->charged, units, __ATOMIC_SEQ_CST);
+	uint64_t step = step_of(pool);
+	while (step > SMALLEST_STEP && (units & (step - 1)))
+		step >>= 1;
+	__atomic_store_n(&pool->step, step, __ATOMIC_RELAXED);
+}
+
+static uint64_t growth(const struct aq_pool *pool, uint64_t units)
+{
+	uint64_t step = step_of(pool);
+	return units > AQ_WORD_UNIT_MASK ? units : (units + step - 1) & ~(step - 1);
+}
+
+static int charge_growth(struct aq_pool_request *request, uint64_t units)
+{
+	struct aq_pool *pool = request->pool;
+	uint64_t more = growth(pool, units);
+	if (more > 0 && aq_charge_quickly((unsigned)pool->card, more) < 0)
+		return -ENOMEM;
+	request->charged = more;
+	__atomic_add_fetch(&pool->pending, more, __ATOMIC_SEQ_CST);
+	__atomic_add_fetch(&pool->charged, more, __ATOMIC_SEQ_CST);
 	return 0;
 }
 
-int aq_pool_end(struct aq_pool *pool, uint64_t units, bool spare)
+/* Sets aside what the pool has and does not use, so that only the rest has to be charged. */
+static int charge_rest(struct aq_pool_request *request, uint64_t units)
 {
-	__atomic_sub_fetch(spare ? &pool->claimed : &pool->pending, units, __ATOMIC_SEQ_CST);
+	struct aq_pool *pool = request->pool;
+	uint64_t reserved, used, claimed = __atomic_load_n(&pool->claimed, __ATOMIC_SEQ_CST), part;
+	if (!read_sizes(pool, &reserved, &used) || reserved <= used)
+		return -ENOMEM;
+	uint64_t spare = (reserved - used) >> AQ_UNIT_SHIFT;
+	do {
+		part = spare > claimed ? spare - claimed : 0;
+		part = part < units ? part : units;
+	} while (part > 0 && !__atomic_compare_exchange_n(&pool->claimed, &claimed, claimed + part, false,
+							  __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+	request->claimed = part;
+	if (part > 0 && charge_growth(request, units - part) == 0)
+		return 0;
+	__atomic_sub_fetch(&pool->claimed, part, __ATOMIC_SEQ_CST);
+	request->claimed = 0;
+	return -ENOMEM;
+}
+
+int aq_pool_begin(struct aq_pool_request *request, struct aq_pool *pool, uint64_t units)
+{
+	unsigned card = (unsigned)pool->card;
+	*request = (struct aq_pool_request){pool, 0, 0};
+	if (charge_growth(request, units) == 0)
+		return 0;
+	aq_make_room(card);
+	if (charge_growth(request, units) == 0 || charge_rest(request, units) == 0)
+		return 0;
+	aq_pools_trim(card);
+	if (charge_growth(request, units) == 0)
+		return 0;
+	aq_refused(card, units);
+	request->pool = NULL;
+	return -ENOMEM;
+}
+
+int aq_pool_end(struct aq_pool_request *request)
+{
+	struct aq_pool *pool = request->pool;
+	__atomic_sub_fetch(&pool->claimed, request->claimed, __ATOMIC_SEQ_CST);
+	__atomic_sub_fetch(&pool->pending, request->charged, __ATOMIC_SEQ_CST);
 	return aq_pool_sync(pool);
 }
 
@@ -138,6 +188,7 @@ int aq_pool_sync(struct aq_pool *pool)
 		 */
 		if (!read_sizes(pool, &reserved, NULL))
 			return 0;
+		learn_step(pool, aq_units_of(reserved));
 		uint64_t target = aq_units_of(reserved) + pending;
 		if (target > charged && aq_charge_quickly(card, target - charged) < 0)
 			return -ENOMEM;

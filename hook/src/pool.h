@@ -24,13 +24,19 @@ struct aq_pool *aq_pool_known(CUmemoryPool handle);
 /* Enters a pool that was just made on a device. */
 void aq_pool_enter(CUmemoryPool handle, CUdevice ordinal);
 
-/* Before an allocation of `units`: charges them. `*spare` says that they come out of what the pool already
- * has. 0 or -ENOMEM. */
-int aq_pool_begin(struct aq_pool *pool, uint64_t units, bool *spare);
+/* What a call under way has set aside for itself. */
+struct aq_pool_request {
+	struct aq_pool *pool; /* NULL: nothing */
+	uint64_t charged; /* units of growth, in the account */
+	uint64_t claimed; /* units out of what the pool has and does not use */
+};
+
+/* Before an allocation: charges what the pool may grow by. 0 or -ENOMEM. */
+int aq_pool_begin(struct aq_pool_request *request, struct aq_pool *pool, uint64_t units);
 
 /* After it: the charge becomes what the pool has now. -ENOMEM: it grew past the limit, the caller has to
  * undo. */
-int aq_pool_end(struct aq_pool *pool, uint64_t units, bool spare);
+int aq_pool_end(struct aq_pool_request *request);
 
 /* Makes the charge what the pool has now. -ENOMEM: it has more than the limit leaves room for. */
 int aq_pool_sync(struct aq_pool *pool);

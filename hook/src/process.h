@@ -26,6 +26,7 @@ struct aq_pool {
 	uint64_t charged; /* units in the account for it */
 	uint64_t pending; /* of these, units of calls that are under way */
 	uint64_t claimed; /* units that calls under way take out of what the pool has and does not use */
+	uint64_t step; /* in which it grows; 0 = not known */
 	uint32_t ending; /* destroyed by the program, kept until what was taken from it is free */
 };
 
@@ -57,6 +58,7 @@ struct aq_process {
 	struct aq_table mappings; /* mapped address → index of an aq_block and size */
 	struct aq_table graph_execs; /* CUgraphExec → aq_entry with the bytes its nodes allocate */
 	struct aq_table nvml_devices; /* nvmlDevice_t → card + 1 */
+	struct aq_limiter *limiter; /* of the first limited launch; NULL before it */
 	void *free_blocks; /* records of memory_vmm.c */
 	void *free_mappings;
 	uint32_t said; /* kinds of message already printed */
