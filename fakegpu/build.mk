@@ -6,9 +6,8 @@
 
 BUILD ?= build
 CC ?= gcc
-AR ?= ar
 # An interpreter with nothing but the standard library and pip is enough.
-PYTHON ?= $(firstword $(wildcard .venv/bin/python) python3)
+PY ?= $(firstword $(wildcard .venv/bin/python) python3)
 
 FAKEGPU_OBJ := $(BUILD)/fakegpu-obj
 FAKEGPU_GEN := $(FAKEGPU_OBJ)/gen
@@ -17,8 +16,9 @@ FAKEGPU_WARNINGS := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing
 	-Wwrite-strings -Wundef -Wvla -Wformat=2 -Wno-format-nonliteral -Wimplicit-fallthrough -Wunused-macros
 FAKEGPU_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fno-common -ffunction-sections \
 	-fno-strict-aliasing $(FAKEGPU_WARNINGS) -Ifakegpu/src -isystem $(BUILD)/headers/13 -MMD -MP
-# Never link to what is not declared as needed; export what the version script says and nothing else.
-FAKEGPU_LDFLAGS := -shared -Wl,--no-undefined -Wl,--gc-sections -Wl,-z,relro -Wl,-z,now -Wl,--build-id
+# Export what the version script says and nothing else. -Bsymbolic: the driver's own references, and what
+# cuGetProcAddress hands out, are the driver's functions, whatever a preloaded library exports under their names.
+FAKEGPU_LDFLAGS := -shared -Wl,-Bsymbolic -Wl,--no-undefined -Wl,--gc-sections -Wl,-z,relro -Wl,-z,now -Wl,--build-id
 
 FAKEGPU_CUDA_SRC := $(wildcard fakegpu/src/cuda_*.c)
 FAKEGPU_NVML_SRC := $(wildcard fakegpu/src/nvml_*.c)
@@ -37,7 +37,7 @@ headers: $(BUILD)/symbols.json
 
 HOOK_SYMBOLS_SRC := $(wildcard hook/symbols/*.py) hook/symbols/headers.requirements.txt
 $(BUILD)/symbols.json: $(HOOK_SYMBOLS_SRC)
-	@$(PYTHON) hook/symbols --build $(BUILD)
+	@$(PY) hook/symbols --build $(BUILD)
 
 # The headers come with symbols.json, so no object is compiled before it; a new one makes all objects anew.
 $(FAKEGPU_OBJ)/%.o: fakegpu/src/%.c fakegpu/build.mk $(BUILD)/symbols.json
@@ -49,7 +49,7 @@ $(FAKEGPU_OBJ)/%.o: fakegpu/src/%.c fakegpu/build.mk $(BUILD)/symbols.json
 # text stayed the same.
 define FAKEGPU_GENERATE
 $(FAKEGPU_GEN)/$(1)_done: $(2) $(BUILD)/symbols.json $(wildcard fakegpu/gen/*)
-	@$(PYTHON) fakegpu/gen --symbols $(BUILD)/symbols.json --out $(FAKEGPU_GEN) $(1) $(2)
+	@$(PY) fakegpu/gen --symbols $(BUILD)/symbols.json --out $(FAKEGPU_GEN) $(1) $(2)
 $(addprefix $(FAKEGPU_GEN)/$(1)_,stubs.c symtab.c $(foreach f,$(FAKEGPU_FLAVOURS),flavour_$(f).c $(f).map $(f).list)): \
 		$(FAKEGPU_GEN)/$(1)_done ;
 endef
@@ -81,17 +81,18 @@ $(FAKEGPU_OBJ)/nvidia-cuda-mps-control: $(FAKEGPU_MPS_OBJ)
 	@$(CC) -o $@.new $^ && mv -f $@.new $@
 
 FAKEGPU_TOOLS := $(FAKEGPU_OBJ)/nvidia-smi $(FAKEGPU_OBJ)/nvidia-cuda-mps-control
-FAKEGPU_LIBRARIES := $(foreach f,$(FAKEGPU_FLAVOURS),$(FAKEGPU_OBJ)/$(f)/libcuda.so $(FAKEGPU_OBJ)/$(f)/libnvidia-ml.so)
 
 # One driver root for each flavour; the full one is called build/fakegpu.
 fakegpu_root = $(BUILD)/fakegpu$(if $(filter-out 580,$(1)),-$(1))
 define FAKEGPU_ROOT
 $(call fakegpu_root,$(1))/.made: $(FAKEGPU_OBJ)/$(1)/libcuda.so $(FAKEGPU_OBJ)/$(1)/libnvidia-ml.so $(FAKEGPU_TOOLS) \
-		$(FAKEGPU_OBJ)/580/libnvidia-ml.so $(wildcard fakegpu/gen/flavours.py) $(wildcard fakegpu/make_root.py fakegpu/config/*.json)
-	@$(PYTHON) fakegpu/make_root.py --build $(BUILD) --flavour $(1) --config fakegpu/config/default.json \
+		$(FAKEGPU_OBJ)/580/libnvidia-ml.so fakegpu/gen/flavours.py fakegpu/make_root.py fakegpu/config/default.json
+	@$(PY) fakegpu/make_root.py --build $(BUILD) --flavour $(1) --config fakegpu/config/default.json \
 		$(call fakegpu_root,$(1)) && touch $$@
 fakegpu: $(call fakegpu_root,$(1))/.made
 endef
 $(foreach f,$(FAKEGPU_FLAVOURS),$(eval $(call FAKEGPU_ROOT,$(f))))
+
+include fakegpu/tools/tools.mk
 
 -include $(wildcard $(FAKEGPU_OBJ)/*.d $(FAKEGPU_GEN)/*.d)

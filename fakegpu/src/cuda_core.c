@@ -142,13 +142,16 @@ CUresult CUDAAPI cuInit(unsigned int Flags)
 int cu_driver_version(void)
 {
 	/* An old flavour is as old as its symbols; the full one is what the configuration says. */
-	if (!fake_flavour.hides_names && fg_state_open() == FG_OPEN_OK && fg_state->driver.cuda_version != 0)
+	int known = fg_state != NULL && __atomic_load_n(&fg_state->magic, __ATOMIC_ACQUIRE) == FG_STATE_MAGIC;
+
+	if (!fake_flavour.hides_names && (known || fg_state_open() == FG_OPEN_OK) && fg_state->driver.cuda_version != 0)
 		return (int)fg_state->driver.cuda_version;
 	return fake_flavour.cuda_version;
 }
 
 CUresult CUDAAPI cuDriverGetVersion(int *driverVersion)
 {
+	fg_state_open();
 	int version = cu_driver_version();
 
 	FG_CALL(__func__, "driverVersion=%p", (void *)driverVersion);
