@@ -12,6 +12,7 @@
 
 #include "charge.h"
 #include "entry.h"
+#include "limiter.h"
 #include "lock.h"
 #include "place.h"
 #include "pool.h"
@@ -241,6 +242,7 @@ void aq_context_gone(struct aq_context *context)
 	struct loss loss = {(unsigned)(context - process->context)};
 	int card = context->card;
 	bool counted = context->counted != 0;
+	aq_limiter_context_gone(context->handle);
 	aq_table_each(&process->addresses, lose, &loss);
 	aq_table_each(&process->arrays, lose, &loss);
 	leave(context);

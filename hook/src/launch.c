@@ -11,8 +11,14 @@ static uint64_t blocks(unsigned x, unsigned y, unsigned z)
 	return (uint64_t)x * y * z;
 }
 
+/* The default stream of the `_ptsz` functions, as the others name it. */
+static CUstream own_thread(CUstream stream)
+{
+	return stream ? stream : CU_STREAM_PER_THREAD;
+}
+
 #define LAUNCH(function, grid, on_stream, call)                         \
-	struct aq_launch launch = {(function), (grid), (on_stream), 0}; \
+	struct aq_launch launch = {.key = (function), .blocks = (grid), .stream = (on_stream)}; \
 	CUresult result = aq_launch_begin(&launch);                     \
 	if (result == CUDA_SUCCESS) {                                   \
 		result = call;                                          \
@@ -32,7 +38,7 @@ HOOK(CUresult, cuLaunchKernel_ptsz,
      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
       unsigned shared, CUstream stream, void **params, void **extra))
 {
-	LAUNCH(f, blocks(gx, gy, gz), stream,
+	LAUNCH(f, blocks(gx, gy, gz), own_thread(stream),
 	       REAL(cuLaunchKernel_ptsz)(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra));
 }
 
@@ -46,7 +52,8 @@ HOOK(CUresult, cuLaunchKernelEx_ptsz,
      (const CUlaunchConfig *config, CUfunction f, void **params, void **extra))
 {
 	LAUNCH(f, config ? blocks(config->gridDimX, config->gridDimY, config->gridDimZ) : 0,
-	       config ? config->hStream : NULL, REAL(cuLaunchKernelEx_ptsz)(config, f, params, extra));
+	       own_thread(config ? config->hStream : NULL),
+	       REAL(cuLaunchKernelEx_ptsz)(config, f, params, extra));
 }
 
 HOOK(CUresult, cuLaunchCooperativeKernel,
@@ -61,17 +68,31 @@ HOOK(CUresult, cuLaunchCooperativeKernel_ptsz,
      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
       unsigned shared, CUstream stream, void **params))
 {
-	LAUNCH(f, blocks(gx, gy, gz), stream,
+	LAUNCH(f, blocks(gx, gy, gz), own_thread(stream),
 	       REAL(cuLaunchCooperativeKernel_ptsz)(f, gx, gy, gz, bx, by, bz, shared, stream, params));
 }
 
 HOOK(CUresult, cuLaunchCooperativeKernelMultiDevice,
      (CUDA_LAUNCH_PARAMS * list, unsigned count, unsigned flags))
 {
-	LAUNCH(list && count ? (const void *)list->function : NULL,
-	       list && count ? blocks(list->gridDimX, list->gridDimY, list->gridDimZ) : 0,
-	       list && count ? list->hStream : NULL,
-	       REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags));
+	struct aq_launch launch[AQ_MAX_CARDS];
+	unsigned begun = 0;
+	CUresult result = CUDA_SUCCESS;
+	/* Each device pays for its part. A list that no driver takes is the driver's to refuse. */
+	for (; list && count <= AQ_MAX_CARDS && begun < count && result == CUDA_SUCCESS; begun++) {
+		const CUDA_LAUNCH_PARAMS *part = &list[begun];
+		launch[begun] = (struct aq_launch){
+		    .key = part->function,
+		    .blocks = blocks(part->gridDimX, part->gridDimY, part->gridDimZ),
+		    .stream = part->hStream,
+		};
+		result = aq_launch_begin(&launch[begun]);
+	}
+	if (result == CUDA_SUCCESS)
+		result = REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+	while (begun-- > 0)
+		aq_launch_end(&launch[begun], result);
+	return result;
 }
 
 HOOK(CUresult, cuLaunch, (CUfunction f))
@@ -91,13 +112,14 @@ HOOK(CUresult, cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream
 }
 
 /* A graph may also bring memory of its own. */
-static CUresult launch_graph(__typeof__(&hook_cuGraphLaunch) real, CUgraphExec exec, CUstream stream)
+static CUresult launch_graph(__typeof__(&hook_cuGraphLaunch) real, CUgraphExec exec, CUstream stream,
+			     CUstream named)
 {
 	struct aq_graph_request memory;
 	CUresult verdict = aq_graph_begin(exec, &memory);
 	if (verdict != CUDA_SUCCESS)
 		return verdict;
-	struct aq_launch launch = {exec, 0, stream, 0};
+	struct aq_launch launch = {.key = exec, .stream = named};
 	verdict = aq_launch_begin(&launch);
 	if (verdict == CUDA_SUCCESS) {
 		verdict = real(exec, stream);
@@ -109,10 +131,10 @@ static CUresult launch_graph(__typeof__(&hook_cuGraphLaunch) real, CUgraphExec e
 
 HOOK(CUresult, cuGraphLaunch, (CUgraphExec exec, CUstream stream))
 {
-	return launch_graph(REAL(cuGraphLaunch), exec, stream);
+	return launch_graph(REAL(cuGraphLaunch), exec, stream, stream);
 }
 
 HOOK(CUresult, cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream))
 {
-	return launch_graph(REAL(cuGraphLaunch_ptsz), exec, stream);
+	return launch_graph(REAL(cuGraphLaunch_ptsz), exec, stream, own_thread(stream));
 }

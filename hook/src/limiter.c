@@ -1,17 +1,311 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See limiter.h.
+ * See limiter.h. A launch is charged what launches like it took before (limiter_key), from the bucket of its
+ * share (limiter_bucket); some launches are measured (limiter_sample), and what they were charged is put right.
+ * Work that is queued ahead of the device is paid for already, so what a program has queued is never more than
+ * the bucket holds.
+ *
+ * Invariant: nobody waits for the device without a bound, and nobody who waits holds anything that another one
+ * needs.
  */
 #include "limiter.h"
 
-CUresult aq_launch_begin(struct aq_launch *launch)
+#include "charge.h"
+#include "grants.h"
+#include "lock.h"
+#include "limiter_bucket.h"
+#include "limiter_sample.h"
+#include "pages.h"
+#include "place.h"
+#include "priority.h"
+
+#define SMALL_NS   25000u /* shorter launches draw from the bucket in portions */
+#define PORTION_NS 100000u
+#define FIRST_NS   20000000u /* how long the second launch of a kind waits to hear how long the first one took */
+#define POLL_NS    50000u
+#define POLL_MOST  1000000u
+#define MOST_NS    1000000000u
+
+struct aq_gate aq_gate;
+static const uint64_t nothing[4];
+
+/* ---- which limits hold ------------------------------------------------------------------------ */
+
+static bool share_open(struct aq_share *share)
 {
-	(void)launch;
+	uint32_t percent = __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
+	return percent == 0 || percent >= 100 ||
+	       __atomic_load_n(&share->core_policy, __ATOMIC_RELAXED) == AQ_CORE_DISABLE;
+}
+
+/* A card is not limited when one of its shares is not. Takes over what the node has changed. */
+static bool card_open(unsigned number)
+{
+	const struct aq_card *card = &aq_cards[number];
+	bool open = false;
+	for (uint32_t i = 0; i < card->share_count; i++) {
+		struct aq_share *share = &aq_shares[card->share[i]];
+		aq_share_limit(share);
+		open = open || share_open(share);
+	}
+	return open;
+}
+
+/* The only card of this process, or AQ_NO_CARD when there are several. */
+static int only_card(void)
+{
+	int only = AQ_NO_CARD;
+	for (unsigned i = 0; i < AQ_MAX_ORDINALS; i++) {
+		if (aq_ordinal_card[i] == AQ_NO_CARD)
+			continue;
+		if (only != AQ_NO_CARD && only != aq_ordinal_card[i])
+			return AQ_NO_CARD;
+		only = aq_ordinal_card[i];
+	}
+	return only;
+}
+
+/* Tells the wrappers what they may go by. With several shares there is no one place to look. */
+static void set_gate(void)
+{
+	int only = only_card();
+	if (only == AQ_NO_CARD || aq_cards[only].share_count != 1)
+		return;
+	struct aq_share *share = &aq_shares[aq_cards[only].share[0]];
+	__atomic_store_n(&aq_gate.open, share_open(share), __ATOMIC_RELAXED);
+	__atomic_store_n(&aq_gate.single, (uint32_t)only + 1, __ATOMIC_RELAXED);
+	__atomic_store_n(&aq_gate.generation,
+			 share->grant ? __atomic_load_n(&share->generation, __ATOMIC_RELAXED) : 0,
+			 __ATOMIC_RELEASE);
+	__atomic_store_n(&aq_gate.words, share->grant ? &share->grant->selector : nothing, __ATOMIC_RELEASE);
+}
+
+static bool share_bursts(const struct aq_share *share, uint64_t now)
+{
+	return share->grant && __atomic_load_n(&share->core_policy, __ATOMIC_RELAXED) == AQ_CORE_DEFAULT &&
+	       __atomic_load_n(&share->grant->hints.burst_until_ns, __ATOMIC_RELAXED) > now;
+}
+
+bool aq_limiter_alone(unsigned number, uint64_t now)
+{
+	const struct aq_card *card = &aq_cards[number];
+	for (uint32_t i = 0; i < card->share_count; i++) {
+		const struct aq_grant_file *grant = aq_shares[card->share[i]].grant;
+		if (grant && __atomic_load_n(&grant->hints.burst_until_ns, __ATOMIC_RELAXED) > now)
+			return true;
+	}
+	return false;
+}
+
+/* ---- paying ------------------------------------------------------------------------------------ */
+
+static void note(struct aq_share *share, uint64_t amount, uint64_t now)
+{
+	struct aq_usage_bucket *bucket = &share->account.file->bucket;
+	struct aq_usage_slot *slot = aq_slot(share);
+	__atomic_store_n(&bucket->last_launch_ns, now, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&bucket->busy_ns, amount, __ATOMIC_RELAXED);
+	if (slot)
+		__atomic_fetch_add(&slot->device_ns, amount, __ATOMIC_RELAXED);
+}
+
+/* From whichever share of the card has something. False: none; `wait` is how long the first will take. */
+static bool pay(unsigned number, uint64_t amount, uint64_t now, uint64_t *wait)
+{
+	const struct aq_card *card = &aq_cards[number];
+	*wait = MOST_NS;
+	for (uint32_t i = 0; i < card->share_count; i++) {
+		struct aq_share *share = &aq_shares[card->share[i]];
+		uint32_t percent = __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
+		uint64_t own;
+		if (share_bursts(share, now) || percent == 0 ||
+		    aq_bucket_take(&share->account.file->bucket, percent, amount, now, &own)) {
+			note(share, amount, now);
+			return true;
+		}
+		*wait = own < *wait ? own : *wait;
+	}
+	return false;
+}
+
+static void correct(unsigned number, int64_t amount, uint64_t now)
+{
+	struct aq_share *share = &aq_shares[aq_cards[number].share[0]];
+	uint32_t percent = __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
+	if (percent && !share_bursts(share, now))
+		aq_bucket_correct(&share->account.file->bucket, percent, amount);
+	__atomic_fetch_add(&share->account.file->bucket.busy_ns, (uint64_t)amount, __ATOMIC_RELAXED);
+}
+
+void aq_limiter_settle(struct aq_limiter *limiter, unsigned card, uint64_t charged, uint64_t took)
+{
+	(void)limiter;
+	if (charged != took && !card_open(card))
+		correct(card, (int64_t)(took - charged), aq_now_ns());
+}
+
+/* ---- one launch -------------------------------------------------------------------------------- */
+
+static struct aq_limiter *limiter_pages(void)
+{
+	struct aq_process *process = aq_process();
+	struct aq_limiter *limiter = __atomic_load_n(&process->limiter, __ATOMIC_ACQUIRE);
+	if (limiter)
+		return limiter;
+	aq_lock(&process->claiming);
+	limiter = __atomic_load_n(&process->limiter, __ATOMIC_ACQUIRE);
+	if (limiter == NULL) {
+		limiter = aq_pages(sizeof(*limiter));
+		if (limiter)
+			limiter->samples = aq_samples_make();
+		if (limiter && limiter->samples == NULL) {
+			aq_pages_give(limiter, sizeof(*limiter));
+			limiter = NULL;
+		}
+		__atomic_store_n(&process->limiter, limiter, __ATOMIC_RELEASE);
+	}
+	aq_unlock(&process->claiming);
+	return limiter;
+}
+
+/* A kind of launch that runs for the first time: how long it takes is known soon, and worth waiting for, else a
+ * program could queue any amount of it. Returns what to charge. */
+static uint64_t first_of_a_kind(struct aq_limiter *limiter, struct aq_key *entry, CUstream stream)
+{
+	uint64_t pause = POLL_NS, now = aq_now_ns();
+	if (__atomic_load_n(&entry->pending, __ATOMIC_RELAXED) == 0)
+		entry->since_ns = now;
+	uint64_t since = entry->since_ns;
+	while (__atomic_load_n(&entry->pending, __ATOMIC_RELAXED) > 0 && entry->measured == 0 &&
+	       now - since < FIRST_NS) {
+		if (pause == POLL_NS && aq_stream_captures(stream))
+			return 0;
+		aq_sleep_until(now + pause);
+		pause = pause * 2 < POLL_MOST ? pause * 2 : POLL_MOST;
+		aq_samples_collect(limiter);
+		now = aq_now_ns();
+	}
+	uint64_t charge = aq_key_charge(&limiter->keys, entry);
+	/* It is still not done: it takes at least as long as that. */
+	if (entry->measured == 0 && now - since > charge && now - since < MOST_NS)
+		charge = now - since;
+	return charge;
+}
+
+/* Takes it from what this process has taken before. */
+static bool spend(struct aq_limited_card *card, uint64_t amount)
+{
+	int64_t price = (int64_t)amount;
+	if (__atomic_load_n(&card->credit_ns, __ATOMIC_RELAXED) < price)
+		return false;
+	if (__atomic_fetch_sub(&card->credit_ns, price, __ATOMIC_RELAXED) >= price)
+		return true;
+	__atomic_fetch_add(&card->credit_ns, price, __ATOMIC_RELAXED);
+	return false;
+}
+
+/* False: the launch goes on without being charged (the limit is gone, or it only goes into a graph). */
+static bool wait_and_pay(struct aq_limiter *limiter, unsigned number, const struct aq_launch *launch)
+{
+	struct aq_limited_card *card = &limiter->card[number];
+	uint64_t portion = launch->charged_ns < SMALL_NS ? PORTION_NS : 0;
+	uint64_t now = aq_now_ns(), start = now, wait;
+	for (bool first = true; !pay(number, launch->charged_ns + portion, now, &wait); first = false) {
+		if (first && aq_stream_captures(launch->stream))
+			return false;
+		aq_sleep_until(now + (wait < AQ_LOOK_NS ? wait : AQ_LOOK_NS));
+		aq_samples_collect(limiter);
+		if (card_open(number))
+			return false;
+		aq_suspend_wait(number);
+		now = aq_now_ns();
+		/* A bucket never stays empty for that long by itself: somebody writes into it, or a hundred others
+		 * are quicker every time. */
+		uint64_t last = __atomic_load_n(&card->taken_at_ns, __ATOMIC_RELAXED);
+		if (now - start > AQ_BUCKET_WAIT_NS && (last > now || now - last > AQ_BUCKET_WAIT_NS)) {
+			correct(number, (int64_t)(launch->charged_ns + portion), now);
+			break;
+		}
+	}
+	__atomic_store_n(&card->taken_at_ns, now, __ATOMIC_RELAXED);
+	if (portion)
+		__atomic_fetch_add(&card->credit_ns, (int64_t)portion, __ATOMIC_RELAXED);
+	return true;
+}
+
+static void count(unsigned number, uint64_t launches)
+{
+	struct aq_usage_slot *slot = aq_slot(&aq_shares[aq_cards[number].share[0]]);
+	if (slot)
+		__atomic_fetch_add(&slot->launches, launches, __ATOMIC_RELAXED);
+}
+
+static void admit(struct aq_limiter *limiter, unsigned number, struct aq_launch *launch)
+{
+	struct aq_limited_card *card = &limiter->card[number];
+	struct aq_key *entry = aq_key_find(&limiter->keys, launch->key, launch->blocks, number);
+	aq_samples_collect(limiter);
+	bool measure = entry->measured == 0 || entry->quick == 0;
+	launch->known = entry;
+	launch->charged_ns = entry->measured ? aq_key_charge(&limiter->keys, entry)
+					     : first_of_a_kind(limiter, entry, launch->stream);
+	if (!spend(card, launch->charged_ns) && !wait_and_pay(limiter, number, launch))
+		return;
+	launch->card = card;
+	if (measure) {
+		launch->sample = aq_sample_begin(limiter, launch, number);
+		aq_key_rest(entry);
+		count(number, entry->quick + 1ull);
+	}
+}
+
+CUresult aq_launch_begin_slowly(struct aq_launch *launch)
+{
+	struct aq_place place;
+	if (!aq_active()) {
+		/* Nothing limits this process, and nothing will. */
+		if (__atomic_load_n(&aq_active_word, __ATOMIC_ACQUIRE) == 2) {
+			__atomic_store_n(&aq_gate.open, 1, __ATOMIC_RELAXED);
+			__atomic_store_n(&aq_gate.words, nothing, __ATOMIC_RELEASE);
+		}
+		return CUDA_SUCCESS;
+	}
+	int number = (int)__atomic_load_n(&aq_gate.single, __ATOMIC_RELAXED) - 1;
+	if (number < 0) {
+		if (aq_place_stream(launch->stream, &place) != AQ_CHARGE)
+			return CUDA_SUCCESS;
+		number = (int)place.card;
+	}
+	aq_launch_wait((unsigned)number);
+	bool open = card_open((unsigned)number);
+	set_gate();
+	struct aq_limiter *limiter = open ? NULL : limiter_pages();
+	if (limiter)
+		admit(limiter, (unsigned)number, launch);
 	return CUDA_SUCCESS;
 }
 
-void aq_launch_end(struct aq_launch *launch, CUresult result)
+void aq_launch_end_slowly(struct aq_launch *launch, CUresult result)
 {
-	(void)launch;
-	(void)result;
+	struct aq_limiter *limiter = __atomic_load_n(&aq_process()->limiter, __ATOMIC_ACQUIRE);
+	if (limiter == NULL)
+		return;
+	if (result != CUDA_SUCCESS)
+		__atomic_fetch_add(&launch->card->credit_ns, (int64_t)launch->charged_ns, __ATOMIC_RELAXED);
+	if (launch->sample)
+		aq_sample_end(limiter, launch->sample, launch->stream, result == CUDA_SUCCESS);
+}
+
+void aq_limiter_forget(const void *key)
+{
+	struct aq_limiter *limiter = __atomic_load_n(&aq_process()->limiter, __ATOMIC_ACQUIRE);
+	if (limiter && key)
+		aq_key_forget(&limiter->keys, key);
+}
+
+void aq_limiter_context_gone(CUcontext context)
+{
+	struct aq_limiter *limiter = __atomic_load_n(&aq_process()->limiter, __ATOMIC_ACQUIRE);
+	if (limiter)
+		aq_samples_drop(limiter->samples, context);
 }

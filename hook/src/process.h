@@ -11,6 +11,8 @@
 #define AQ_MAX_CONTEXTS 256u
 #define AQ_MAX_POOLS    256u
 
+struct aq_limiter;
+
 struct aq_context {
 	CUcontext handle; /* NULL: free place */
 	int16_t ordinal;
