@@ -88,8 +88,15 @@ HOOK(CUresult, cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned
 
 /* ---- pitched ------------------------------------------------------------------------------------ */
 
-/* Rows are laid out in steps of this many bytes on every card so far; the driver's own pitch corrects it. */
-#define PITCH 512u
+/* Rows are laid out in steps of this many bytes on every card so far; what the driver answers corrects it. */
+static uint64_t pitch_step = 512;
+
+static void learn_pitch(uint64_t pitch)
+{
+	uint64_t step = pitch & (~pitch + 1);
+	if (step < 65536 && step != __atomic_load_n(&pitch_step, __ATOMIC_RELAXED))
+		__atomic_store_n(&pitch_step, step, __ATOMIC_RELAXED);
+}
 
 static uint64_t saturating_product(uint64_t one, uint64_t other)
 {
@@ -99,15 +106,18 @@ static uint64_t saturating_product(uint64_t one, uint64_t other)
 
 static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 {
-	uint64_t pitch = width > UINT64_MAX - PITCH ? UINT64_MAX : (width + PITCH - 1) / PITCH * PITCH;
+	uint64_t step = __atomic_load_n(&pitch_step, __ATOMIC_RELAXED);
+	uint64_t pitch = width > UINT64_MAX - step ? UINT64_MAX : (width + step - 1) & ~(step - 1);
 	return saturating_product(pitch, height);
 }
 
 /* After the driver's answer: charge what the real pitch takes, or give the memory back. */
-static CUresult settle_pitch(CUdeviceptr address, uint64_t bytes, uint64_t units,
-			     const struct aq_place *place)
+static CUresult settle_pitch(CUdeviceptr address, uint64_t width, uint64_t pitch, uint64_t height,
+			     uint64_t units, const struct aq_place *place)
 {
-	uint64_t real = aq_units_of(bytes);
+	uint64_t real = aq_units_of(saturating_product(pitch, height));
+	if (pitch != pitched_bytes(width, 1))
+		learn_pitch(pitch);
 	if (real < units) {
 		aq_uncharge(place->card, units - real);
 	} else if (real > units && aq_charge(place->card, real - units) < 0) {
@@ -131,7 +141,7 @@ HOOK(CUresult, cuMemAllocPitch_v2,
 	if (pass)
 		return result;
 	if (result == CUDA_SUCCESS)
-		return settle_pitch(*address, saturating_product(*pitch, height), units, &place);
+		return settle_pitch(*address, width, *pitch, height, units, &place);
 	aq_uncharge(place.card, units);
 	return result;
 }
@@ -149,7 +159,7 @@ HOOK(CUresult, cuMemAllocPitch,
 	if (pass)
 		return result;
 	if (result == CUDA_SUCCESS)
-		return settle_pitch(*address, saturating_product(*pitch, height), units, &place);
+		return settle_pitch(*address, width, *pitch, height, units, &place);
 	aq_uncharge(place.card, units);
 	return result;
 }

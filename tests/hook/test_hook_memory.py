@@ -1,0 +1,615 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of every kind under a limit, over the fake driver: what is charged, what is refused, what comes back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+A = "GPU-aaaaaaaa-0000-4000-8000-00000000000a"
+B = "GPU-bbbbbbbb-0000-4000-8000-00000000000b"
+GIB, MIB = 1 << 30, 1 << 20
+
+MORE = """
+import threading
+from ctypes import *
+OOM = 2
+def alloc_async(size, stream=0):
+    out = c_uint64()
+    return call("cuMemAllocAsync", byref(out), c_size_t(size), c_void_p(stream)), out.value
+def free_async(address, stream=0):
+    return call("cuMemFreeAsync", c_uint64(address), c_void_p(stream))
+def sync():
+    return call("cuCtxSynchronize")
+class Location(Structure):
+    _fields_ = [("type", c_int), ("id", c_int)]
+class PoolProps(Structure):
+    _fields_ = [("alloc", c_int), ("handles", c_int), ("location", Location), ("win", c_void_p), ("max", c_size_t),
+                ("rest", c_ubyte * 56)]
+class Prop(Structure):
+    _fields_ = [("type", c_int), ("handles", c_int), ("location", Location), ("win", c_void_p), ("flags", c_ubyte * 8)]
+def pool(device=0):
+    out = c_void_p()
+    rc = call("cuMemPoolCreate", byref(out), byref(PoolProps(1, 0, Location(1, device))))
+    assert rc == 0, rc
+    return out.value
+def alloc_pool(size, pool, stream=0):
+    out = c_uint64()
+    return call("cuMemAllocFromPoolAsync", byref(out), c_size_t(size), c_void_p(pool), c_void_p(stream)), out.value
+def default_pool(device=0):
+    out = c_void_p()
+    assert call("cuDeviceGetDefaultMemPool", byref(out), device) == 0
+    return out.value
+def trim(pool, keep=0):
+    return call("cuMemPoolTrimTo", c_void_p(pool), c_size_t(keep))
+def threshold(pool, value):
+    return call("cuMemPoolSetAttribute", c_void_p(pool), 4, byref(c_uint64(value)))
+def managed(size):
+    out = c_uint64()
+    return call("cuMemAllocManaged", byref(out), c_size_t(size), 1), out.value
+def pitch(width, height, element=4):
+    out, p = c_uint64(), c_size_t()
+    return call("cuMemAllocPitch_v2", byref(out), byref(p), c_size_t(width), c_size_t(height), element), out.value, p.value
+def create(size, device=0, kind=1):
+    out = c_uint64()
+    return call("cuMemCreate", byref(out), c_size_t(size), byref(Prop(1, 0, Location(kind, device))), c_ulonglong(0)), out.value
+def release(handle):
+    return call("cuMemRelease", c_uint64(handle))
+def reserve(size):
+    out = c_uint64()
+    assert call("cuMemAddressReserve", byref(out), c_size_t(size), c_size_t(0), c_uint64(0), c_ulonglong(0)) == 0
+    return out.value
+def mapped(address, size, handle):
+    return call("cuMemMap", c_uint64(address), c_size_t(size), c_size_t(0), c_uint64(handle), c_ulonglong(0))
+def unmap(address, size):
+    return call("cuMemUnmap", c_uint64(address), c_size_t(size))
+class Array3D(Structure):
+    _fields_ = [("w", c_size_t), ("h", c_size_t), ("d", c_size_t), ("format", c_int), ("channels", c_uint), ("flags", c_uint)]
+class Array2D(Structure):
+    _fields_ = [("w", c_size_t), ("h", c_size_t), ("format", c_int), ("channels", c_uint)]
+def array(w, h, d=0, format=0x20, channels=1, flags=0):
+    out = c_void_p()
+    return call("cuArray3DCreate_v2", byref(out), byref(Array3D(w, h, d, format, channels, flags))), out
+def array2d(w, h, format=0x20, channels=1):
+    out = c_void_p()
+    return call("cuArrayCreate_v2", byref(out), byref(Array2D(w, h, format, channels))), out
+def mipmap(w, h, levels, d=0):
+    out = c_void_p()
+    return call("cuMipmappedArrayCreate", byref(out), byref(Array3D(w, h, d, 0x20, 1, 0)), levels), out
+def thread(function):
+    out = []
+    t = threading.Thread(target=lambda: out.append(function()))
+    t.start(); t.join()
+    return out[0]
+class NvmlMemory(Structure):
+    _fields_ = [("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
+class NvmlMemory2(Structure):
+    _fields_ = [("version", c_uint), ("total", c_ulonglong), ("reserved", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
+_nvml = []
+def nvml(index=0):
+    if not _nvml:
+        _nvml.append(CDLL("libnvidia-ml.so.1"))
+        assert _nvml[0].nvmlInit_v2() == 0
+    device, memory = c_void_p(), NvmlMemory()
+    assert _nvml[0].nvmlDeviceGetHandleByIndex_v2(index, byref(device)) == 0
+    assert _nvml[0].nvmlDeviceGetMemoryInfo(device, byref(memory)) == 0
+    return memory.total, memory.free, memory.used
+"""
+
+
+@pytest.fixture
+def run(box):
+    """Runs a text with one grant on card A."""
+
+    def go(code: str, memory: int = GIB, **grant: int):
+        box.grant("a", A, memory, **grant)
+        return box.run(MORE + code).last
+
+    go.box = box
+    return go
+
+
+# ---- the limit and what a program sees of it (hook.md 5.1, 1 to 12) --------------------------------------------
+
+
+def test_behaviours_1_to_5_and_7_fits_exact_back_and_shown(run):
+    got = run("""
+start()
+rc, p = alloc(600*MIB)
+seen = [rc, info(), total(), nvml()]
+refused = alloc(500*MIB)[0]
+rest = [alloc(424*MIB)[0], alloc(1)[0], info()[0]]
+back = [free(p), info()[0], alloc(600*MIB)[0], alloc(1)[0]]
+say(seen=seen, refused=refused, rest=rest, back=back)
+""")
+    assert got["seen"] == [0, [424 * MIB, GIB], GIB, [GIB, 424 * MIB, 600 * MIB]]
+    assert got["refused"] == 2
+    assert got["rest"] == [0, 2, 0]
+    assert got["back"] == [0, 600 * MIB, 0, 2]
+
+
+def test_behaviour_6_no_limit_shows_the_card(run):
+    got = run("start()\nsay(t=total(), i=info(), n=nvml()[0])", memory=0)
+    assert got == {"t": 24 * GIB, "i": [24 * GIB, 24 * GIB], "n": 24 * GIB}
+
+
+def test_behaviour_8_each_card_its_own(box):
+    box.grant("a", A, GIB)
+    box.grant("b", B, 2 * GIB)
+    got = box.run(
+        MORE
+        + """
+start(0); first = [total(0), total(1), alloc(GIB)[0], alloc(1)[0]]
+context(1); second = [alloc(2*GIB)[0], alloc(1)[0], info()]
+say(first=first, second=second, nvml=[nvml(0), nvml(1)])
+"""
+    ).last
+    assert got["first"] == [GIB, 2 * GIB, 0, 2]
+    assert got["second"] == [0, 2, [0, 2 * GIB]]
+    assert got["nvml"] == [[GIB, 0, GIB], [2 * GIB, 0, 2 * GIB]]
+
+
+@pytest.mark.parametrize("visible", ["1", B, "GPU-bbbbbbbb"])
+def test_behaviours_9_and_10_visible_devices(box, visible):
+    box.grant("a", A, GIB)
+    box.grant("b", B, 2 * GIB)
+    code = MORE + "start()\nsay(total=total(0), rc=[alloc(2*GIB)[0], alloc(1)[0]], nvml=nvml(1))"
+    got = box.run(code, env={"CUDA_VISIBLE_DEVICES": visible}).last
+    assert got == {"total": 2 * GIB, "rc": [0, 2], "nvml": [2 * GIB, 0, 2 * GIB]}
+    assert box.used("a") == 0
+
+
+def test_b165_two_processes_on_two_cards(box):
+    box.grant("a", A, 4 * GIB)
+    box.grant("b", B, 4 * GIB)
+    code = MORE + "start()\nsay(rc=alloc(3*GIB)[0], nvml=[nvml(0)[2], nvml(1)[2]]); wait()"
+    one = box.python(code, env={"CUDA_VISIBLE_DEVICES": "0"})
+    one.stdout.readline()
+    two = box.python(code, env={"CUDA_VISIBLE_DEVICES": "1"})
+    assert f'"rc": 0, "nvml": [{3 * GIB}, {3 * GIB}]' in two.stdout.readline()
+    one.communicate("\n", timeout=20)
+    two.communicate("\n", timeout=20)
+
+
+def test_behaviour_11_a_context_costs_once_per_process(box):
+    box.grant("a", A, GIB, context_overhead=200 * MIB)
+    got = box.run(
+        MORE
+        + """
+init()
+primary = c_void_p()
+free_before = None
+say(rc=[call("cuDevicePrimaryCtxRetain", byref(primary), 0) for _ in range(3)])
+call("cuCtxPushCurrent_v2", primary)
+one = info()[0]
+second = context(); two = info()[0]
+call("cuCtxDestroy_v2", second); call("cuCtxSetCurrent", primary); three = info()[0]
+call("cuDevicePrimaryCtxRelease_v2", 0); call("cuDevicePrimaryCtxRelease_v2", 0); four = info()[0]
+call("cuDevicePrimaryCtxRelease_v2", 0)
+say(n=nvml()[1])
+context(); five = info()[0]
+say(one=one, two=two, three=three, four=four, five=five)
+"""
+    )
+    assert got.lines[0] == {"rc": [0, 0, 0]}
+    assert got.lines[1] == {"n": GIB}
+    assert set(got.last.values()) == {824 * MIB}
+
+
+def test_context_that_does_not_fit_is_refused(box):
+    box.grant("a", A, GIB, context_overhead=200 * MIB)
+    holder = box.python("start()\nsay(rc=alloc(700*MIB)[0]); wait()")
+    holder.stdout.readline()
+    got = box.run(
+        "init()\nout=c.c_void_p()\nsay(rc=[call('cuCtxCreate_v2', c.byref(out), 0, 0), "
+        "call('cuDevicePrimaryCtxRetain', c.byref(out), 0)])"
+    ).last
+    assert got == {"rc": [2, 2]}
+    holder.communicate("\n", timeout=20)
+
+
+def test_b147_limit_below_the_context(box):
+    box.grant("a", A, 300 * MIB, context_overhead=346 * MIB)
+    result = box.run("start()\nsay(info=info(), rc=alloc(1)[0])")
+    assert result.last == {"info": [0, 300 * MIB], "rc": 2}
+    assert "smaller than what one CUDA context takes" in result.err
+
+
+def test_memory_goes_with_its_context(run):
+    got = run(
+        """
+init(); one, two = context(), context()
+alloc(100*MIB); managed(50*MIB); array2d(1024, 1024)
+call("cuCtxSetCurrent", one); alloc(200*MIB)
+before = used()
+call("cuCtxDestroy_v2", two); middle = used()
+call("cuCtxDestroy_v2", one); context()
+say(before=before, middle=middle, after=used())
+""",
+        context_overhead=64 * MIB,
+    )
+    assert got == {"before": 418 * MIB, "middle": 264 * MIB, "after": 64 * MIB}
+
+
+def test_reset_of_the_primary_context_gives_everything_back(run):
+    got = run(
+        """
+init(); p = c_void_p(); call("cuDevicePrimaryCtxRetain", byref(p), 0); call("cuCtxSetCurrent", p)
+alloc(300*MIB); before = used()
+rc = call("cuDevicePrimaryCtxReset_v2", 0)
+say(before=before, rc=rc, after=nvml()[2])
+""",
+        context_overhead=64 * MIB,
+    )
+    assert got == {"before": 364 * MIB, "rc": 0, "after": 0}
+
+
+# ---- kinds of memory (13 to 25) ---------------------------------------------------------------------------------
+
+
+def test_behaviour_13_managed_is_counted_and_stays_managed(run):
+    got = run("""
+start(); rc, p = managed(600*MIB)
+is_managed = c_int(0)
+call("cuPointerGetAttribute", byref(is_managed), 8, c_uint64(p))
+say(rc=rc, used=used(), more=managed(500*MIB)[0], managed=is_managed.value, free=free(p), after=used())
+""")
+    assert got == {"rc": 0, "used": 600 * MIB, "more": 2, "managed": 1, "free": 0, "after": 0}
+
+
+def test_b145_pitch_is_the_real_one(run):
+    got = run("""
+start(); rc = [pitch(1, 4*MIB)[0]]
+fits, p, step = pitch(1, MIB)
+say(rc=rc, fits=fits, pitch=step, used=used(), freed=free(p), after=used(),
+    wide=pitch(2**63, 4)[0], tall=pitch(512, 2**60)[0], zero=pitch(0, 4)[0], end=used())
+""")
+    assert got == {
+        "rc": [2],
+        "fits": 0,
+        "pitch": 512,
+        "used": 512 * MIB,
+        "freed": 0,
+        "after": 0,
+        "wide": 2,
+        "tall": 2,
+        "zero": 1,
+        "end": 0,
+    }
+
+
+@pytest.mark.parametrize("align", [256, 4096])
+def test_b145_pitch_of_a_driver_that_aligns_otherwise(box, cards, align):
+    config = json.loads(cards.read_text()) | {"pitch_align": align}
+    cards.write_text(json.dumps(config))
+    box.grant("a", A, GIB)
+    got = box.run(
+        MORE
+        + """
+start(); rc, p, step = pitch(1, 4096)
+one = used()
+full = pitch(1, 2**30 // step - 4096)[0]
+say(rc=rc, step=step, one=one, used=used(), full=full, over=pitch(1, 1)[0], free=free(p), after=used())
+"""
+    ).last
+    assert got == {
+        "rc": 0,
+        "step": align,
+        "one": 4096 * align,
+        "used": GIB,
+        "full": 0,
+        "over": 2,
+        "free": 0,
+        "after": GIB - 4096 * align,
+    }
+
+
+def test_behaviours_14_and_18_stream_ordered(run):
+    got = run("""
+start(); rc, p = alloc_async(512*MIB)
+seen = used()
+over = alloc_async(600*MIB)[0]
+say(rc=rc, used=seen, over=over, free=free_async(p), sync=sync(), after=used())
+""")
+    assert got == {"rc": 0, "used": 512 * MIB, "over": 2, "free": 0, "sync": 0, "after": 0}
+
+
+def test_b133_explicit_pool(run):
+    got = run(
+        """
+start(); own = pool()
+over = alloc_pool(GIB, own)[0]
+after_over = used()
+rc, p = alloc_pool(256*MIB, own)
+seen = used()
+say(over=over, after_over=after_over, rc=rc, used=seen, free=free_async(p), sync=sync(), after=used(), again=alloc_pool(512*MIB, own)[0])
+""",
+        memory=512 * MIB,
+    )
+    assert got == {"over": 2, "after_over": 0, "rc": 0, "used": 256 * MIB, "free": 0, "sync": 0, "after": 0, "again": 0}
+
+
+def test_b135_async_again_and_again(run):
+    got = run(
+        """
+start(); bad = 0
+for _ in range(1000):
+    rc, p = alloc_async(GIB); bad += rc != 0
+    free_async(p); sync()
+held = used(); trim(default_pool())
+say(bad=bad, held=held, after=used())
+""",
+        memory=2 * GIB,
+    )
+    assert got["bad"] == 0
+    assert got["held"] <= GIB
+    assert got["after"] == 0
+
+
+def test_pool_that_keeps_its_memory_is_charged_for_it_and_serves_from_it(run):
+    got = run("""
+start(); own = pool(); threshold(own, 2**63)
+rc, p = alloc_pool(768*MIB, own); free_async(p); sync()
+kept = used()
+again = alloc_pool(512*MIB, own)
+second = alloc_pool(256*MIB, own)
+full = alloc_pool(512*MIB, own)[0]
+free_async(again[1]); free_async(second[1]); sync()
+plain = alloc(1000*MIB)[0]
+say(rc=rc, kept=kept, again=again[0], second=second[0], full=full, plain=plain, used=used())
+""")
+    assert got == {"rc": 0, "kept": 768 * MIB, "again": 0, "second": 0, "full": 2, "plain": 0, "used": 1000 * MIB}
+
+
+def test_destroyed_pool_lives_until_its_memory_is_free(run):
+    got = run("""
+start(); own = pool(); rc, p = alloc_pool(512*MIB, own)
+destroyed = call("cuMemPoolDestroy", c_void_p(own)); held = used()
+over = alloc(600*MIB)[0]
+freed = free_async(p); sync(); after = used()
+say(destroyed=destroyed, held=held, over=over, freed=freed, after=after, twice=call("cuMemPoolDestroy", c_void_p(own)) != 0)
+""")
+    assert got == {"destroyed": 0, "held": 512 * MIB, "over": 2, "freed": 0, "after": 0, "twice": True}
+
+
+def test_behaviour_21_and_b131_free_by_any_legal_call(run):
+    got = run("""
+start()
+rc, p = alloc_async(512*MIB); one = [free(p), sync(), used()]
+rc, p = alloc(512*MIB); two = [free_async(p), sync(), used()]
+rc, p = managed(512*MIB); three = [free(p), used()]
+here = c_void_p(); call("cuCtxGetCurrent", byref(here))
+rc, p = alloc(512*MIB); four = [thread(lambda: [call("cuCtxSetCurrent", here), free(p)])[1], used()]
+say(one=one, two=two, three=three, four=four)
+""")
+    assert got == {"one": [0, 0, 0], "two": [0, 0, 0], "three": [0, 0], "four": [0, 0]}
+
+
+def test_behaviour_22_stray_pointers_get_the_drivers_own_error(box):
+    box.grant("a", A, GIB)
+    code = (
+        MORE
+        + """
+start(); rc, p = alloc(MIB)
+say(rc=[free(0), free(12345), free(p + 512), free_async(0), free_async(99), free(p), free(p), release(5), unmap(4096, 4096),
+        call("cuArrayDestroy", c_void_p(0))])
+"""
+    )
+    assert box.run(code).last == box.run(code, hooked=False).last
+    assert box.used("a") == 0
+
+
+def test_behaviour_16_and_b138_handles_and_maps(run):
+    got = run("""
+start(); size = 768*MIB
+rc, h = create(size); one = used()
+at = reserve(2*size); m = [mapped(at, size, h), mapped(at + size, size, h)]; two = used()
+r = release(h); three = used()
+u = [unmap(at, size), used(), unmap(at + size, size), used()]
+again, h2 = create(size); over = create(size)[0]
+say(rc=rc, one=one, m=m, two=two, r=r, three=three, u=u, again=again, over=over, used=used())
+""")
+    size = 768 * MIB
+    assert got == {
+        "rc": 0,
+        "one": size,
+        "m": [0, 0],
+        "two": size,
+        "r": 0,
+        "three": size,
+        "u": [0, size, 0, 0],
+        "again": 0,
+        "over": 2,
+        "used": size,
+    }
+
+
+def test_one_unmap_for_several_maps_and_a_handle_taken_back(run):
+    got = run("""
+start(); size = 64*MIB; at = reserve(4*size)
+handles = [create(size)[1] for _ in range(4)]
+for i, h in enumerate(handles): mapped(at + i*size, size, h); release(h)
+full = used()
+back = c_uint64(); rc = call("cuMemRetainAllocationHandle", byref(back), c_void_p(at + size + 4096))
+u = unmap(at, 4*size); kept = used()
+say(full=full, rc=rc, u=u, kept=kept, r=release(back.value), after=used())
+""")
+    assert got == {"full": 256 * MIB, "rc": 0, "u": 0, "kept": 64 * MIB, "r": 0, "after": 0}
+
+
+def test_behaviour_23_create_map_release_in_a_loop_cannot_pass(run):
+    got = run("""
+start(); size = 256*MIB; at = reserve(16*size); n = 0
+while n < 16:
+    rc, h = create(size)
+    if rc: break
+    mapped(at + n*size, size, h); release(h); n += 1
+say(n=n, rc=rc)
+""")
+    assert got == {"n": 4, "rc": 2}
+
+
+def test_b136_host_location_and_other_devices(box):
+    box.grant("a", A, GIB)
+    box.grant("b", B, GIB)
+    code = (
+        MORE
+        + """
+start()
+host = [create(GIB, 0, 2)[0], create(GIB, 0, 3)[0], nvml(0)[2], nvml(1)[2]]
+other = [create(512*MIB, 1)[0], nvml(0)[2], nvml(1)[2]]
+say(host=host, other=other, none=create(2*MIB, 99)[0], negative=create(2*MIB, -1)[0])
+"""
+    )
+    got = box.run(code).last
+    bare = box.run(code, hooked=False).last
+    assert got["host"][:2] == bare["host"][:2]
+    assert got["host"][2:] == [0, 0]
+    assert got["other"] == [0, 0, 512 * MIB]
+    assert [got["none"], got["negative"]] == [bare["none"], bare["negative"]]
+
+
+def test_behaviour_24_and_b137_thread_without_a_context(box):
+    box.grant("a", A, GIB)
+    code = (
+        MORE
+        + """
+start()
+def bare():
+    rc, h = create(2*MIB)
+    f, t = c_size_t(), c_size_t()
+    return [rc, alloc(MIB)[0], call("cuMemGetInfo_v2", byref(f), byref(t)), free(4096), managed(MIB)[0], array2d(8, 8)[0]]
+say(got=thread(bare), used=nvml()[2])
+"""
+    )
+    got, bare = box.run(code).last, box.run(code, hooked=False).last
+    assert got["got"] == bare["got"]
+    assert got["got"][0] == 0
+    assert got["used"] == 2 * MIB
+
+
+def test_behaviour_25_threads_create_and_release_handles(run):
+    got = run("""
+start(); bad = []
+def work():
+    for _ in range(2000):
+        rc, h = create(2*MIB)
+        if rc or release(h): bad.append(rc)
+threads = [threading.Thread(target=work) for _ in range(4)]
+[t.start() for t in threads]; [t.join() for t in threads]
+say(bad=len(bad), used=used())
+""")
+    assert got == {"bad": 0, "used": 0}
+
+
+def test_behaviours_17_and_20_arrays(run):
+    got = run("""
+start()
+rc, a = array2d(8192, 8192); one = used()
+over = [array2d(16384, 16384)[0], array(4096, 4096, 32)[0], mipmap(16384, 16384, 5)[0]]
+d = [call("cuArrayDestroy", a), used()]
+rc3, b = array(1024, 1024, 64); two = used(); call("cuArrayDestroy", b)
+rcm, m = mipmap(8192, 8192, 14); three = used()
+d2 = [call("cuMipmappedArrayDestroy", m), used()]
+say(rc=[rc, rc3, rcm], one=one, over=over, d=d, two=two, three=three, d2=d2)
+""")
+    assert got["rc"] == [0, 0, 0]
+    assert got["one"] == 256 * MIB
+    assert got["over"] == [2, 2, 2]
+    assert got["d"] == [0, 0]
+    assert got["two"] == 256 * MIB
+    assert 341 * MIB <= got["three"] <= 345 * MIB
+    assert got["d2"] == [0, 0]
+
+
+def test_b142_every_call_over_the_limit_says_out_of_memory(run):
+    got = run("""
+start(); own = pool(); big = 2*GIB
+rc = {"alloc": alloc(big)[0], "managed": managed(big)[0], "pitch": pitch(512, big // 512)[0], "async": alloc_async(big)[0],
+      "pool": alloc_pool(big, own)[0], "create": create(big)[0], "array": array2d(32768, 32768)[0],
+      "array3d": array(2048, 2048, 256)[0], "mipmap": mipmap(32768, 32768, 3)[0]}
+name = c_char_p(); call("cuGetErrorName", rc["alloc"], byref(name))
+say(rc=rc, name=name.value.decode(), used=used(), smaller=alloc(GIB)[0])
+""")
+    assert set(got["rc"].values()) == {2}
+    assert (got["name"], got["used"], got["smaller"]) == ("CUDA_ERROR_OUT_OF_MEMORY", 0, 0)
+
+
+def test_b139_figures_step_by_step(run):
+    got = run("""
+start(); seen = []
+for size in (100*MIB, 200*MIB, 1):
+    alloc(size); seen.append(used())
+say(seen=seen, nvml=nvml()[2])
+""")
+    assert got == {"seen": [100 * MIB, 300 * MIB, 300 * MIB + 512], "nvml": 300 * MIB + 512}
+
+
+def test_b146_outputs_that_are_missing(box):
+    box.grant("a", A, GIB)
+    code = (
+        MORE
+        + """
+start(); f, t, m = c_size_t(), c_size_t(), c_void_p()
+nvml()
+rc = [call("cuMemGetInfo_v2", None, byref(t)), call("cuMemGetInfo_v2", byref(f), None), call("cuMemGetInfo_v2", None, None)]
+device = c_void_p(); _nvml[0].nvmlDeviceGetHandleByIndex_v2(0, byref(device))
+rc += [_nvml[0].nvmlDeviceGetMemoryInfo(device, None), _nvml[0].nvmlDeviceGetMemoryInfo(None, byref(NvmlMemory())),
+       call("cuDeviceTotalMem_v2", None, 0), call("cuMemAlloc_v2", None, c_size_t(4096)), call("cuMemAlloc_v2", byref(f), c_size_t(0))]
+say(rc=rc, f=f.value, t=t.value, used=used())
+"""
+    )
+    got, bare = box.run(code).last, box.run(code, hooked=False).last
+    assert got["rc"] == bare["rc"]
+    assert got["t"] == GIB
+    assert got["used"] == 0
+
+
+def test_b189_and_b192_every_view_says_the_same(run):
+    got = run(
+        """
+start(); alloc(GIB)
+v1 = nvml(); device = c_void_p(); _nvml[0].nvmlDeviceGetHandleByIndex_v2(0, byref(device))
+m = NvmlMemory2(version=0x2000028); rc = _nvml[0].nvmlDeviceGetMemoryInfo_v2(device, byref(m))
+wrong = NvmlMemory2(version=7); bad = _nvml[0].nvmlDeviceGetMemoryInfo_v2(device, byref(wrong))
+say(cuda=info(), total=total(), v1=v1, rc=rc, v2=[m.total, m.free, m.used, m.reserved], bad=bad)
+""",
+        memory=4 * GIB,
+    )
+    assert got["cuda"] == [3 * GIB, 4 * GIB]
+    assert got["total"] == 4 * GIB
+    assert got["v1"] == [4 * GIB, 3 * GIB, GIB]
+    assert (got["rc"], got["v2"]) == (0, [4 * GIB, 3 * GIB, GIB, 0])
+    assert got["bad"] not in (0, 13)
+
+
+def test_b149_all_of_the_compute_keeps_the_memory_limit(run):
+    got = run("start()\nsay(t=total(), rc=alloc(2*GIB)[0])", core_percent=100)
+    assert got == {"t": GIB, "rc": 2}
+
+
+def test_b196_a_fresh_container_is_nearly_all_free(run):
+    got = run("start()\nf, t = info()\nsay(f=f, t=t, rc=alloc(int(0.9*t))[0])", memory=4 * GIB)
+    assert got["f"] >= 0.98 * got["t"]
+    assert got["rc"] == 0
+    assert run.box.used("a") in (0, int(0.9 * 4 * GIB) // 512 * 512 + 512)
+
+
+def test_failed_driver_call_books_nothing(box, cards):
+    """The card is full of others: the driver refuses what the limit allows."""
+    box.grant("a", A, 20 * GIB)
+    holder = box.python("start()\nsay(rc=alloc(20*GIB)[0]); wait()", hooked=False)
+    holder.stdout.readline()
+    got = box.run(
+        MORE
+        + """
+start()
+rc = [alloc(10*GIB)[0], managed(2**40)[0], pitch(512, 20*MIB)[0], create(10*GIB)[0], alloc_async(10*GIB)[0], array2d(65536, 65536)[0]]
+say(rc=rc, used=nvml()[2], free=info()[0])
+"""
+    ).last
+    holder.communicate("\n", timeout=20)
+    assert got["rc"][0] == 2
+    assert got["used"] == 0
+    assert got["free"] == 4 * GIB, "free shows what nobody can get"
