@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 from aliquot.api.quantity import parse
 from aliquot.dra import attributes, layout
+from aliquot.dra.cards import View
 from aliquot.dra.config import CardSettings, Wish, decode_config
 from aliquot.dra.defects import defects_of
 from aliquot.dra.devices import Kind, card_names
 from aliquot.dra.layout import Features, Kept, Mode, choose_layout
+from aliquot.dra.metrics import Metrics
+from aliquot.dra.offering import Offering
+from aliquot.dra.prepare import Book, ClaimRef, plan_prepare
 from aliquot.dra.slices import pool_for
 from aliquot.node.inventory import MigInstance
 
@@ -312,3 +316,33 @@ def test_b119_memory_has_one_name_and_unit_in_every_mode(make):
         for device in published(make.offer(make.card(), config=config, features=features)):
             assert parse(device["capacity"]["memory"]["value"]) % MIB == 0
             assert "consumesCounters" not in device
+
+
+def test_without_taints_a_sick_card_is_withdrawn_unless_it_is_held(make):
+    records: dict = {}
+    offering = Offering(
+        config=decode_config(b"", where="f"),
+        node_name="n1",
+        pool="n1/gpu",
+        records=lambda: records,
+        metrics=Metrics(version="t"),
+        changed=lambda: None,
+    )
+    offering.set_view(View(inventory=make.inventory(make.card(0), make.card(1)), problem=""))
+    offering.set_features(make.no_shares)
+    assert len(offering.offer.devices) == 8
+    offering.set_faults({make.uuids[0]: "Xid 79"})
+    assert [d.name[:12] for d in offering.offer.devices] == ["gpu-bbbbbbbb"] * 4
+    slot = make.offer(make.card(0), features=make.no_shares).by_name["gpu-aaaaaaaa-s0"]
+    uid = make.uid()
+    claim = make.decoded(make.claim(uid, make.result(slot.name)))
+    offered = make.offer(make.card(0), features=make.no_shares)
+    ref = ClaimRef(uid=uid, namespace="t", name="c")
+    records[uid] = plan_prepare(ref, claim, Book(records={}), offered, pool="n1/gpu").record
+    offering.refresh()
+    assert len(offering.offer.devices) == 8
+    offering.set_features(make.shares)
+    tainted = [d.name for d in offering.offer.devices if d.taints]
+    assert tainted == [f"gpu-aaaaaaaa-s{k}" for k in range(4)]  # held as slots, so it stays slots
+    offering.set_faults({})
+    assert not [d.name for d in offering.offer.devices if d.taints]

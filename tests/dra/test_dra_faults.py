@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import dra_rig
 import grpc
@@ -235,6 +236,22 @@ def test_b089_grant_files_alone_are_enough(rig):
     assert rig.kubelet.prepared(one) == before
     assert rig.folders.checkpoint()[one["metadata"]["uid"]]["name"] == "c1"
     rig.kubelet.undone(one)
+
+
+def test_b087_the_first_releases_checkpoint_is_still_read(rig, proxied):
+    """golden/checkpoint-1.0.json was written by release 0.1.0 and never changes: its claim is known and unprepared."""
+    proxied.set(Rule(path="/namespaces/t/resourceclaims/", status=500))  # its claim exists nowhere
+    golden = Path(__file__).parent / "golden" / "checkpoint-1.0.json"
+    rig.folders.state.mkdir()
+    shutil.copy(golden, rig.folders.state / "checkpoint.json")
+    daemon = rig.start()
+    (uid,) = daemon.driver.checkpoint.records()
+    assert daemon.driver.checkpoint.damaged() == {}
+    rival = rig.cluster.claim("c2", share(rig, 24 * GIB, share=S2))
+    assert uid in rig.kubelet.refused(rival)
+    rig.kubelet.undone({"metadata": {"name": "golden", "namespace": "t", "uid": uid}})
+    assert rig.folders.checkpoint() == {}
+    rig.kubelet.prepared(rival)
 
 
 def test_b087_a_newer_releases_checkpoint_is_read_and_its_fields_are_kept(rig):

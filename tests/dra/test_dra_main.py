@@ -132,7 +132,7 @@ def test_the_life_of_a_driver(command):
         'aliquot_dra_devices{mode="shared"} 2.0',
         "aliquot_dra_ready 1.0",
         "aliquot_dra_registered 1.0",
-        "aliquot_dra_prepared_claims 0.0",
+        "aliquot_checkpoint_claims 0.0",
         'aliquot_dra_loop_errors_total{loop="publish"} 0.0',
     ):
         assert line in figures
@@ -156,6 +156,37 @@ def test_b109_a_driver_that_is_loaded_late_is_waited_for(command):
     command.control()
     dra_rig.wait_for(lambda: command.get("/readyz")[0] == 200, "readiness", 30)
     assert len(command.rig.cluster.slices()[0]["spec"]["devices"]) == 2
+    assert command.end() == Exit.OK
+
+
+def test_b115_a_fatal_fault_taints_and_only_a_verified_recovery_ends_it(command):
+    """Within 5 s; a harmless event does not end it; what is prepared stays."""
+    command.control(cards=[{"card": 0, "recovery_action": 0}])
+    command.start()
+    (item,) = dra_rig.wait_for(command.rig.cluster.slices, "the slice")
+    device = item["spec"]["devices"][0]
+    claim = command.rig.cluster.claim(
+        "c1",
+        command.rig.make.result(
+            device["name"], share="11111111-1111-4111-8111-111111111111", memory=4 << 30, cores=0, slots=1
+        ),
+    )
+    command.rig.kubelet.prepared(claim)
+
+    def tainted() -> list[str]:
+        return [d["name"] for s in command.rig.cluster.slices() for d in s["spec"]["devices"] if d.get("taints")]
+
+    fatal = {"id": 1, "card": 0, "xid": 79}
+    command.control(cards=[{"card": 0, "recovery_action": 1}], events=[fatal])
+    dra_rig.wait_for(lambda: tainted() == [device["name"]], "the taint", 10)
+    command.control(cards=[{"card": 0, "recovery_action": 1}], events=[fatal, {"id": 2, "card": 0, "xid": 13}])
+    assert "aliquot_card_healthy" in command.get("/metrics")[1]
+    dra_rig.wait_for(lambda: any(e["event"] == "card not fit for use" for e in command.log()), "the log line")
+    assert tainted() == [device["name"]]
+    assert claim["metadata"]["uid"] in command.folders.checkpoint()
+    command.rig.kubelet.prepared(claim)
+    command.control(cards=[{"card": 0, "recovery_action": 0}], events=[fatal])
+    dra_rig.wait_for(lambda: tainted() == [], "recovery", 20)
     assert command.end() == Exit.OK
 
 
@@ -191,7 +222,7 @@ def test_exit_statuses_and_sentences(command, tmp_path):
     bad.write_text('{"defaults": {"slots": 0}}')
     for arguments, status, says in (
         (["--http-port", "x"], Exit.USAGE, "--http-port 'x' is not a port"),
-        (["--http-port", str(busy.getsockname()[1])], Exit.USAGE, "choose others"),
+        (["--http-port", str(busy.getsockname()[1])], Exit.USAGE, "use another address or port"),
         (["--nonsense"], Exit.USAGE, "see aliquot-dra-driver --help"),
         (["--config", str(tmp_path / "missing")], Exit.FILE, "cannot be read"),
         (["--config", str(bad)], Exit.FILE, "defaults.slots is 0; give 1 to 64"),

@@ -62,17 +62,25 @@ class CardWatch:
         held: Callable[[], frozenset[str]],
         changed: Callable[[View], None],
         metrics: Metrics,
+        opened: Callable[[Nvml], None] = lambda _nvml: None,
         sysfs: Path = Path("/sys"),
         backoff: Backoff | None = None,
     ) -> None:
+        """`opened` is called once, when the driver answers for the first time."""
         self.view = View()
         self._library = library
         self._held = held
         self._changed = changed
         self._metrics = metrics
+        self._opened = opened
         self._sysfs = sysfs
         self._backoff = backoff if backoff is not None else Backoff(1.0, SEARCH_S)
         self._nvml: Nvml | None = None
+        self._wake = threading.Event()
+
+    def wake(self) -> None:
+        """Look now: somebody saw the driver come back."""
+        self._wake.set()
 
     def run(self, stop: threading.Event) -> None:
         """Looks until `stop`; the first at once."""
@@ -87,10 +95,18 @@ class CardWatch:
                     break
             else:
                 self._backoff.reset()
-                if stop.wait(STEADY_S):
+                self._rest(stop)
+                if stop.is_set():
                     break
         if self._nvml is not None:
             self._nvml.close()
+
+    def _rest(self, stop: threading.Event) -> None:
+        """Until it is time to look again, or `wake`, or `stop` at the latest a second after."""
+        for _ in range(int(STEADY_S)):
+            if stop.is_set() or self._wake.wait(1.0):
+                break
+        self._wake.clear()
 
     def look(self) -> None:
         """One look; tells `changed` when something is different."""
@@ -110,17 +126,17 @@ class CardWatch:
             if bad not in known_bad:
                 log.warning("card left out", index=bad.index, uuid=bad.uuid, reason=bad.reason)
         self.view = view
-        self._metrics.cards.labels("good").set(len(view.inventory.cards) - len(view.sick) if view.inventory else 0)
-        self._metrics.cards.labels("bad").set(max(len(found.bad) if found else 0, len(view.sick)))
         self._changed(view)
 
     def _read(self) -> Inventory:
         """Raises `HardwareError` when the driver as a whole does not answer."""
-        if self._nvml is None or not self._nvml.is_open:
+        if self._nvml is None:
             # A driver that is installed later may lie elsewhere, so the library is looked for each time.
-            self._nvml = Nvml(self._library())
-            self._nvml.open()
-        elif self.view.problem:
+            nvml = Nvml(self._library())
+            nvml.open()
+            self._nvml = nvml
+            self._opened(nvml)
+        elif self.view.problem or not self._nvml.is_open:
             # Cards that are bound after NVML was opened are not seen by an open NVML.
             self._nvml.reopen()
         try:

@@ -103,7 +103,7 @@ def offer(
 ) -> Offer:
     """The devices of all cards, small ones first so that first fit does not burn a large one (dra.md 10.2).
 
-    `sick` maps the UUID of a card that failed since to the reason, and taints its devices.
+    `sick` maps the UUID of a card or MIG instance that is not fit for use to the reason, and taints its devices.
     """
     names = card_names(card.uuid for card in inventory.cards)
     choices: dict[str, Choice] = {}
@@ -124,9 +124,10 @@ def offer(
             context_overhead_bytes=wanted.context_overhead_bytes,
             layout=choice.layout,
             attributes=card_attributes(card, inventory) | _mode_attributes(choice) | _type(Kind.WHOLE),
-            taints=(Taint(TAINT_UNHEALTHY, "true"),) if card.uuid in (sick or {}) else (),
         )
-        for part, device in enumerate(_cut(whole, card, inventory, choice)):
+        for part, piece in enumerate(_cut(whole, card, inventory, choice)):
+            unfit = sick is not None and (piece.card_uuid in sick or piece.grant_uuid in sick)
+            device = replace(piece, taints=(Taint(TAINT_UNHEALTHY, "true"),)) if unfit else piece
             ranked.append(((_ORDER[device.kind], device.memory_bytes, rank, part), device))
     ranked.sort(key=lambda pair: pair[0])
     return Offer(devices=tuple(device for _, device in ranked), choices=choices)

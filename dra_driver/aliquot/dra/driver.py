@@ -28,7 +28,7 @@ from aliquot.cdi.load import load_extra_edits
 from aliquot.cdi.model import EMPTY_EDITS, ContainerEdits
 from aliquot.cdi.store import SpecStore
 from aliquot.dra import rpc
-from aliquot.dra.cards import CardWatch, View, find_library
+from aliquot.dra.cards import CardWatch, find_library
 from aliquot.dra.effects import DriverSource, Effects, Sidecars, Steps
 from aliquot.dra.engine import Engine
 from aliquot.dra.health import MAX_STREAMS, HealthBoard
@@ -43,12 +43,16 @@ from aliquot.dra.restore import Rebuild, recover, sweep
 from aliquot.dra.serving import SocketServer
 from aliquot.dra.settings import FileSettingsError, Settings
 from aliquot.dra.sockets import InstanceLock, remove_stale, socket_paths
-from aliquot.dra.status_http import StatusServer
 from aliquot.dra.sync import Author
 from aliquot.kube.client import Kube
 from aliquot.kube.events import EventRecorder, Reference
 from aliquot.node.checkpoint import Checkpoint, Source, read_boot_id
+from aliquot.node.endpoint import Endpoint
+from aliquot.node.health import Health
+from aliquot.node.health_watch import HealthWatch
 from aliquot.node.hook_files import HookFiles, InstalledHook
+from aliquot.node.metrics import NodeCollector, checkpoint_histogram
+from aliquot.node.nvml import Nvml
 from aliquot.node.reaper import Reaper
 from aliquot.node.regions import Regions
 
@@ -63,6 +67,8 @@ CLAIM_WORKERS: Final = 16
 """Further claims of calls that bring several."""
 TICK_S: Final = 2.0
 """Between two looks at kubelet's directories and our sockets."""
+PRUNE_AFTER_S: Final = 600.0
+"""Until builds of the hook that no spec names any more are removed; by then an update's other instance is gone."""
 GRACE_S: Final = 10.0
 """For calls under way when we are told to end; below the 15 s after which our manifest has Kubernetes kill."""
 
@@ -91,19 +97,20 @@ class Driver:
         self._lock: InstanceLock | None = None
         self._wait_problem = "kubelet's directories have not been looked at yet"
         boot_id = read_boot_id(proc)
-        self.status = (
-            StatusServer(
+        self.endpoint = (
+            Endpoint(
                 settings.http_address,
                 settings.http_port,
-                metrics=self._exposition,
-                alive=self.not_alive,
-                ready=self.not_ready,
+                self.metrics.registry,
+                healthy={"driver": lambda: _first(self.not_alive())},
+                ready={"driver": lambda: _first(self.not_ready())},
             )
             if settings.http_port
             else None
         )
         extra = _of_a_file(load_extra_edits, settings.extra_edits) if settings.extra_edits else EMPTY_EDITS
-        self.hook = HookFiles(settings.state_dir).install(hook_library(settings, hook.STRICT))
+        self._hooks = HookFiles(settings.state_dir)
+        self.hook = self._hooks.install(hook_library(settings, hook.STRICT))
         self.regions = Regions(settings.run_dir, hook_library(settings, hook.REGION))
         store = SpecStore(settings.cdi_dir)
         store.prepare()
@@ -112,7 +119,7 @@ class Driver:
             ClaimRecord,
             boot_id=boot_id,
             steps=lambda step: steps(f"checkpoint: {step}"),
-            observe=self.metrics.disk.observe,
+            observe=checkpoint_histogram(self.metrics.registry).observe,
         )
         self.kube = _of_a_file(
             lambda path: Kube.load(path, user_agent=f"aliquot-dra-driver/{program_version()}"), settings.kubeconfig
@@ -162,9 +169,11 @@ class Driver:
         self.cards = CardWatch(
             library=lambda: find_library(settings.nvml_library, settings.driver_root, settings.host_prefix),
             held=self.offering.held_cards,
-            changed=self._cards_changed,
+            changed=self.offering.set_view,
             metrics=self.metrics,
+            opened=self._watch_health,
         )
+        self.health: HealthWatch | None = None
         self.board = HealthBoard(settings.pool)
         self.sockets = socket_paths(settings.plugin_dir, settings.registry_dir, settings.pod_uid)
         self.registration = Registration(self.sockets.service)
@@ -182,6 +191,17 @@ class Driver:
             self.sockets.registration, self.registration.add_to, workers=2, name="registration"
         )
         self.reaper = Reaper(self.regions, proc=proc)
+        self.metrics.registered.set_function(lambda: float(self.registration.registered))
+        self.metrics.ready.set_function(lambda: float(not self.not_ready()))
+        self.metrics.registry.register(
+            NodeCollector(
+                inventory=lambda: self.offering.view.inventory,
+                health=lambda: self.health.health if self.health else Health(),
+                regions=self.regions,
+                reaper=self.reaper,
+                claims=lambda: len(self.checkpoint.records()),
+            )
+        )
         self.rebuild: Rebuild | None = None
         self._boot_id = boot_id
 
@@ -204,18 +224,12 @@ class Driver:
         ]
         return [problem for problem in problems if problem]
 
-    def _exposition(self) -> bytes:
-        self.metrics.prepared.set(len(self.checkpoint.records()))
-        self.metrics.registered.set(int(self.registration.registered))
-        self.metrics.ready.set(int(not self.not_ready()))
-        return self.metrics.exposition()
-
     # ---- life
 
     def run(self) -> None:
         """Serve until `stop` is set; returns after calls under way have ended."""
-        if self.status is not None:
-            self.status.start()
+        if self.endpoint is not None:
+            self.endpoint.start()
         self.events.start()
         self._restore()
         self.reaper.start()
@@ -247,6 +261,7 @@ class Driver:
 
     def _serve(self) -> None:
         """Keep both sockets served, as soon as kubelet's directories are there."""
+        prune_at: float | None = time.monotonic() + PRUNE_AFTER_S
         while not self.stop.is_set():
             try:
                 self._look_after_sockets()
@@ -257,6 +272,9 @@ class Driver:
                     raise
             if self.rebuild is not None and self.rebuild.pending:
                 self.rebuild.round()
+            elif prune_at is not None and time.monotonic() >= prune_at:
+                self._hooks.prune({self.hook.build_id})
+                prune_at = None
             self.stop.wait(TICK_S)
 
     def _look_after_sockets(self) -> None:
@@ -293,10 +311,12 @@ class Driver:
         self._executor.shutdown(wait=True, cancel_futures=True)
         for thread in self._threads:
             thread.join(5.0)
+        if self.health is not None:
+            self.health.stop()
         self.reaper.stop()
         self.events.stop()
-        if self.status is not None:
-            self.status.stop()
+        if self.endpoint is not None:
+            self.endpoint.stop()
         self.kube.close()
         if not self.engine.turns.busy():  # a call that outlived its grace goes on until the process ends
             self.checkpoint.close()
@@ -311,17 +331,37 @@ class Driver:
 
     # ---- what leads to what
 
-    def _cards_changed(self, view: View) -> None:
-        self.offering.set_view(view)
+    def _watch_health(self, nvml: Nvml) -> None:
+        """The driver answers: listen to what it says about its cards."""
+        self.health = HealthWatch(
+            nvml, lambda: self.offering.view.inventory, on_change=self._health_changed, reopened=self.cards.wake
+        )
+        self.health.start()
+
+    def _health_changed(self, health: Health) -> None:
+        faults = {uuid: fault.text or fault.kind.value for uuid, fault in health.faults.items()}
+        for uuid in faults.keys() - self.offering.faults.keys():
+            log.warning("card not fit for use", uuid=uuid, reason=faults[uuid])
+            self._announce("CardUnhealthy", f"{uuid}: {faults[uuid]}", warning=True)
+        for uuid in self.offering.faults.keys() - faults.keys():
+            log.info("card fit for use again", uuid=uuid)
+            self._announce("CardHealthy", f"{uuid} is fit for use again")
+        self.offering.set_faults(faults)
 
     def _offer_changed(self) -> None:
-        sick = self.offering.view.sick
-        self.board.update({device.name: sick.get(device.card_uuid, "") for device in self.offering.offer.devices})
+        sick = self.offering.sick()
+        self.board.update(
+            {d.name: sick.get(d.card_uuid) or sick.get(d.grant_uuid, "") for d in self.offering.offer.devices}
+        )
         self.publisher.changed()
 
     def _announce(self, reason: str, note: str, *, warning: bool = False) -> None:
         node = Reference("v1", "Node", self.settings.node_name, uid=self.settings.node_name)
         (self.events.warning if warning else self.events.normal)(node, reason, note)
+
+
+def _first(problems: list[str]) -> str | None:
+    return "; ".join(problems) or None
 
 
 def _of_a_file(load: Callable[[P], T], path: P) -> T:

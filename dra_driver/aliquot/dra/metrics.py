@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import generate_latest
 
 from aliquot.dra.layout import Mode
 
@@ -59,7 +58,6 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.prepared = Gauge("aliquot_dra_prepared_claims", "Claims held on this node.", registry=registry)
         self.devices = Gauge(
             "aliquot_dra_devices", "Devices offered, by mode of their card.", ["mode"], registry=registry
         )
@@ -69,7 +67,6 @@ class Metrics:
             ["uuid", "mode", "reason"],
             registry=registry,
         )
-        self.cards = Gauge("aliquot_dra_cards", "Cards of the node, by state.", ["state"], registry=registry)
         self.slices = Gauge("aliquot_dra_slices", "ResourceSlices stored for this node.", registry=registry)
         self.generation = Gauge("aliquot_dra_pool_generation", "Generation of the node's pool.", registry=registry)
         self.writes = Counter(
@@ -92,12 +89,6 @@ class Metrics:
         )
         self.registered = Gauge("aliquot_dra_registered", "Whether kubelet took the registration.", registry=registry)
         self.ready = Gauge("aliquot_dra_ready", "Whether /readyz says yes.", registry=registry)
-        self.disk = Histogram(
-            "aliquot_dra_checkpoint_write_seconds",
-            "Duration of durable writes of the checkpoint, each for one or more claims.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
         self._zero()
 
     def _zero(self) -> None:
@@ -113,8 +104,6 @@ class Metrics:
             self.errors.labels(loop)
         for mode in Mode:
             self.devices.labels(mode.value)
-        for state in ("good", "bad"):
-            self.cards.labels(state)
         for verb in ("create", "update", "delete"):
             for result in ("ok", "error"):
                 self.writes.labels(verb, result)
@@ -146,7 +135,3 @@ class Metrics:
         self._modes.clear()
         for uuid, (mode, reason) in modes.items():
             self._modes.labels(uuid, mode, reason).set(1)
-
-    def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
-        return generate_latest(self.registry)

@@ -44,6 +44,8 @@ class Offering:
         """`announce` gets a reason word and a sentence for an event, when cards are offered in a new way."""
         self.view = View()
         self.features = Features()
+        self.faults: Mapping[str, str] = {}
+        """UUID of card or MIG instance → why it is not fit for use."""
         self._offer = EMPTY_OFFER
         self._config = config
         self._node_name = node_name
@@ -67,6 +69,15 @@ class Offering:
                 log.warning("configuration names a card that is not here", card=selector)
         self.refresh()
 
+    def set_faults(self, faults: Mapping[str, str]) -> None:
+        """Other cards than before are not fit for use."""
+        self.faults = faults
+        self.refresh()
+
+    def sick(self) -> dict[str, str]:
+        """UUID → why, of every card or instance that is not fit for use or cannot be read any more."""
+        return {**self.faults, **self.view.sick}
+
     def set_features(self, features: Features) -> None:
         """The API server keeps other fields than before."""
         self.features = features
@@ -74,7 +85,7 @@ class Offering:
 
     def released(self) -> None:
         """A claim let go of its cards: those that had to stay as they were for it need not any more."""
-        if self.view.sick or any(choice.reason == HELD for choice in self._offer.choices.values()):
+        if self.sick() or any(choice.reason == HELD for choice in self._offer.choices.values()):
             self.refresh()
 
     def current(self) -> Offer:
@@ -131,9 +142,14 @@ class Offering:
                 self.view.inventory,
                 lambda card: self._config.card(card.uuid, card.name),
                 lambda card, settings: choose_layout(card, settings, features, layouts.get(card.uuid)),
-                sick=self.view.sick,
+                sick=self.sick(),
             )
-            self._offer = Offer(devices=new.devices, choices=new.choices, problem=self.view.problem)
+            devices = new.devices
+            if features.taints is not Kept.YES:
+                # Without taints only absence keeps new claims off, which a device that is held cannot bear.
+                held = self.held_cards()
+                devices = tuple(device for device in devices if not device.taints or device.card_uuid in held)
+            self._offer = Offer(devices=devices, choices=new.choices, problem=self.view.problem)
             self._known.set()
             if self._offer == before:
                 return

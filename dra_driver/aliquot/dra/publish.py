@@ -34,6 +34,8 @@ SETTLE_S: Final = 1.0
 """Between somebody else's change and our look: kubelet deletes slices one after the other when it starts."""
 YIELD_S: Final = 60.0
 """How long the older instance leaves alone what a newer one wrote; an update is over by then."""
+_RETRY_S: Final = (0.2, 8.0)
+"""Between tries: short enough for slices to be back within 10 s of a server that is (cases.md B110)."""
 _REMEMBERED: Final = 64
 """Answers of the server remembered as good enough."""
 
@@ -70,7 +72,7 @@ class Publisher:
         self._probed = probed
         self._dropped = dropped
         self._clock = clock
-        self._backoff = backoff if backoff is not None else Backoff(0.2, 30.0)
+        self._backoff = backoff if backoff is not None else Backoff(*_RETRY_S)
         self._query = [("fieldSelector", f"spec.driver={names.DRIVER},spec.nodeName={node_name}")]
         self._wake = threading.Condition()
         self._due_at: float | None = 0.0
@@ -80,7 +82,9 @@ class Publisher:
         self._accepted: dict[str, str] = {}
         self._generation = 0
         self._yielding_since: float | None = None
-        self._reflector = Reflector(kube, paths.SLICES, ResourceSlice, query=self._query, name="resourceslices")
+        self._reflector = Reflector(
+            kube, paths.SLICES, ResourceSlice, query=self._query, name="resourceslices", backoff=Backoff(*_RETRY_S)
+        )
         self._reflector.subscribe(self._on_change)
 
     # ---- what wakes it
