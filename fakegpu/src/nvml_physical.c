@@ -302,3 +302,17 @@ nvmlReturn_t nvmlDeviceGetGpuUptime_v1(nvmlDevice_t device, nvmlGpuUptime_v1_t *
 	uptime->uptime = (unsigned int)(fg_now_ns() / 1000000000ull);
 	return NVML_SUCCESS;
 }
+
+/* ---- GPM: not here; asked for, it says so instead of failing
+ * ------------------------------------------------ */
+
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *gpmSupport)
+{
+	struct nv_device of;
+	NV_DEVICE(device, of);
+	NV_NEEDS(gpmSupport);
+	if (gpmSupport->version != NVML_GPM_SUPPORT_VERSION)
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	gpmSupport->isSupportedDevice = 0;
+	return NVML_SUCCESS;
+}

@@ -30,13 +30,8 @@ struct nv_settings {
 	uint32_t accounting_on;
 	uint32_t auto_boost_off;
 	uint32_t restricted[2]; /* 1 + nvmlEnableState_t, by nvmlRestrictedAPI_t */
-	uint32_t operation_mode; /* nvmlGpuOperationMode_t */
 	uint32_t drained;
 	uint32_t fan_percent[NV_FANS]; /* 1 + percent; 0: automatic */
-	uint32_t acoustic_limit; /* degrees C */
-	uint32_t display_mode_off;
-	int32_t sm_offset_mhz, memory_offset_mhz;
-	uint32_t reserved0;
 	/* Counts at the last "clear volatile" (nvmlDeviceClearEccErrorCounts). */
 	uint64_t cleared_corrected, cleared_uncorrected;
 	uint64_t cleared_aggregate_corrected, cleared_aggregate_uncorrected;

@@ -116,9 +116,7 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device1, nvmlDevice_t device2,
 	if (a.index == b.index || (unsigned int)p2pIndex >= NVML_P2P_CAPS_INDEX_UNKNOWN)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	int joined = fg_nvlinks_between(a.index, b.index) > 0, possible = fg_p2p_possible(a.index, b.index);
-	if (p2pIndex == NVML_P2P_CAPS_INDEX_NVLINK)
-		possible = possible && joined;
-	else if (p2pIndex == NVML_P2P_CAPS_INDEX_ATOMICS)
+	if (p2pIndex == NVML_P2P_CAPS_INDEX_NVLINK || p2pIndex == NVML_P2P_CAPS_INDEX_ATOMICS)
 		possible = possible && joined;
 	*p2pStatus = possible                                     ? NVML_P2P_STATUS_OK
 		     : fg_state->driver.p2p_policy == FG_P2P_NONE ? NVML_P2P_STATUS_DISABLED_BY_REGKEY

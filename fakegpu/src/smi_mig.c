@@ -399,24 +399,20 @@ static int one_device(const struct smi_device *one, const struct mig_options *op
 	}
 }
 
-static void title(const struct mig_options *options)
+static const char *title(const struct mig_options *options)
 {
 	switch (options->verb) {
 	case LIST_GI_PROFILES:
-		printf("| GPU   Name                   ID    Free/Max  Memory GiB   P2P    SM   DEC   ENC   "
-		       "|\n");
-		break;
+		return "| GPU   Name                   ID    Free/Max  Memory GiB   P2P    SM   DEC   ENC   "
+		       "|\n";
 	case LIST_GI:
-		printf("| GPU   Name              Profile ID  Instance ID  Placement |\n");
-		break;
+		return "| GPU   Name              Profile ID  Instance ID  Placement |\n";
 	case LIST_CI_PROFILES:
-		printf("| GPU   GI ID  Name               Profile ID  Free/Max  SM      |\n");
-		break;
+		return "| GPU   GI ID  Name               Profile ID  Free/Max  SM      |\n";
 	case LIST_CI:
-		printf("| GPU   GI ID  Name               Profile ID  Instance ID  Placement |\n");
-		break;
+		return "| GPU   GI ID  Name               Profile ID  Instance ID  Placement |\n";
 	default:
-		break;
+		return "";
 	}
 }
 
@@ -436,7 +432,7 @@ int smi_mig(const struct smi_devices *devices, int argc, char **argv)
 		    (!mode && options.verb != LIST_GI_PROFILES))
 			continue;
 		if (!found)
-			title(&options);
+			printf("%s", title(&options));
 		int count = one_device(one, &options);
 		if (count < 0)
 			return (int)failure;

@@ -110,6 +110,23 @@ def cached(pins: tuple[Pin, ...], cache: Path) -> dict[Pin, Path]:
     return found
 
 
+def pip(cache: Path) -> list[str]:
+    """How to run pip: this Python's, else that of a virtual environment made in the cache.
+
+    Raises MissingError where there is neither pip nor what makes one.
+    """
+    scratch = cache / "pip"
+    for python in (sys.executable, str(scratch / "bin" / "python")):
+        command = [python, "-m", "pip"]
+        with contextlib.suppress(OSError):
+            if subprocess.run([*command, "--version"], capture_output=True, check=False).returncode == 0:
+                return command
+    made = subprocess.run([sys.executable, "-m", "venv", str(scratch)], capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        raise MissingError(f"{sys.executable} has neither pip nor venv: install python3-venv and run this again")
+    return [str(scratch / "bin" / "python"), "-m", "pip"]
+
+
 def download(pins: tuple[Pin, ...], cache: Path) -> dict[Pin, Path]:
     """Returns a wheel in the cache for every pin, fetching what is absent.
 
@@ -125,7 +142,7 @@ def download(pins: tuple[Pin, ...], cache: Path) -> dict[Pin, Path]:
     lines.write_text(
         "".join(f"{pin.project}=={pin.version} --hash=sha256:{pin.sha256}\n" for pin in absent), encoding="utf-8"
     )
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [*pip(cache), "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--require-hashes", "--only-binary", ":all:", "--python-version", "3"]
     for tag in ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux1_x86_64"):
         command += ["--platform", tag]
