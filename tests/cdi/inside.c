@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Runs in a container that was given CDI devices and prints what it finds there, one "key=value" per line.
- * Arguments: names of libraries to load, "node:PATH" to open a device, "read:PATH" and "write:PATH" for files,
- * "env:NAME" for variables, "run:PROGRAM" to start one from PATH, "bare" to start itself with no environment.
+ * Arguments: names of libraries to load, "node:PATH" to open a device, "read:PATH" and "write:PATH" for
+ * files, "env:NAME" for variables, "run:PROGRAM" to start one from PATH, "bare" to start itself with no
+ * environment.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -42,15 +42,17 @@ static void *stay(void *unused)
 int main(int argc, char **argv)
 {
 	int fd = argc > 1 ? open(argv[1], O_RDWR | O_CLOEXEC) : -1;
-	void *map = fd < 0 ? MAP_FAILED : mmap(NULL, AQ_USAGE_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *map =
+	    fd < 0 ? MAP_FAILED : mmap(NULL, AQ_USAGE_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	struct aq_account account;
 	struct stat ns;
-	if (map == MAP_FAILED || aq_account_bind(&account, map, AQ_USAGE_FILE_SIZE) < 0 || stat("/proc/self/ns/pid", &ns) < 0)
+	if (map == MAP_FAILED || aq_account_bind(&account, map, AQ_USAGE_FILE_SIZE) < 0 ||
+	    stat("/proc/self/ns/pid", &ns) < 0)
 		return 1;
 	uint64_t owner = 0;
 	// With a second argument as if its container had no /proc.
-	int index = aq_account_claim(&account, (uint32_t)getpid(), argc > 2 ? 0 : start_time(), argc > 2 ? 0 : ns.st_ino,
-				     &owner);
+	int index = aq_account_claim(&account, (uint32_t)getpid(), argc > 2 ? 0 : start_time(),
+				     argc > 2 ? 0 : ns.st_ino, &owner);
 	if (index < 0)
 		return 2;
 	struct aq_usage_slot *slot = aq_account_slot(&account, (uint32_t)index);
@@ -72,9 +74,11 @@ int main(int argc, char **argv)
 		} else if (strncmp(line, "launch", 6) == 0) {
 			struct timespec now;
 			clock_gettime(CLOCK_MONOTONIC, &now);
-			account.file->bucket.last_launch_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+			account.file->bucket.last_launch_ns =
+			    (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 		} else if (strncmp(line, "leave", 5) == 0) {
-			// The main thread ends and another goes on: the process lives, its leader is a zombie.
+			// The main thread ends and another goes on: the process lives, its leader is a
+			// zombie.
 			pthread_t thread;
 			pthread_create(&thread, NULL, stay, NULL);
 			printf("0\n");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Processes and threads that reserve and release at random on one usage file, beside a truth that each of them
- * keeps in step: what the driver would have given out. `account_race REGION TRUTH LIMIT OPERATIONS THREADS SEED`.
- * Exit 3: the truth passed the limit. Reports what it had when it was refused last.
+ * Processes and threads that reserve and release at random on one usage file, beside a truth that each of
+ * them keeps in step: what the driver would have given out. `account_race REGION TRUTH LIMIT OPERATIONS
+ * THREADS SEED`. Exit 3: the truth passed the limit. Reports what it had when it was refused last.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs one operation on an account in a child, one instruction at a time, and kills the child after `n` of them,
- * for every n: whatever the instruction was, what is left must be an account that is not too small, and right
- * after the next settle. `account_step REGION reserve|release|claim|reap|settle`. Prints how many were tried.
+ * Runs one operation on an account in a child, one instruction at a time, and kills the child after `n` of
+ * them, for every n: whatever the instruction was, what is left must be an account that is not too small, and
+ * right after the next settle. `account_step REGION reserve|release|claim|reap|settle`. Prints how many were
+ * tried.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -52,7 +53,8 @@ static void prepare(void *region)
 {
 	memset((char *)region + offsetof(struct aq_usage_file, account), 0, 32);
 	memset(account.slots, 0, (size_t)account.slot_size * account.slot_count);
-	neighbour = aq_account_slot(&account, (uint32_t)aq_account_claim(&account, 1, 1, 1, &neighbour_owner));
+	neighbour =
+	    aq_account_slot(&account, (uint32_t)aq_account_claim(&account, 1, 1, 1, &neighbour_owner));
 	victim = aq_account_slot(&account, (uint32_t)aq_account_claim(&account, 2, 1, 1, &victim_owner));
 	aq_account_reserve(&account, neighbour, OTHERS, 1000);
 	aq_account_reserve(&account, victim, MINE, 1000);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Threads that put, look up and take keys of their own in one table, and now and then fight over a shared key.
- * `table_check THREADS ROUNDS LIVE`. Exit 1: a key was lost, doubled, or had another's value.
+ * Threads that put, look up and take keys of their own in one table, and now and then fight over a shared
+ * key. `table_check THREADS ROUNDS LIVE`. Exit 1: a key was lost, doubled, or had another's value.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -25,7 +25,8 @@ static void *run(void *argument)
 		if (held[place]) {
 			if (!aq_table_get(&table, key, &value) || value != key * 3)
 				exit(1);
-			if (!aq_table_take(&table, key, &value) || value != key * 3 || aq_table_get(&table, key, &value))
+			if (!aq_table_take(&table, key, &value) || value != key * 3 ||
+			    aq_table_get(&table, key, &value))
 				exit(1);
 		} else if (aq_table_get(&table, key, &value) || !aq_table_put(&table, key, key * 3)) {
 			exit(1);
