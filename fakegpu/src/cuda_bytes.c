@@ -41,6 +41,9 @@ int cu_range_check(CUdeviceptr address, size_t length, int or_host)
 		if (cu_span_at(address, &span) != 0)
 			return or_host && !cu_space_is_reserved(address) && !cu_vmm_is_reserved(address) ? 0
 													 : -1;
+		/* Mappings may follow each other, but no copy runs from one piece into the next. */
+		if (span.alloc != NULL)
+			return length <= span.length ? 0 : -1;
 		size_t part = span.length < length ? span.length : length;
 
 		address += part;

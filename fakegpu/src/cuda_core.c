@@ -84,6 +84,13 @@ static void after_fork_child(void)
 	pthread_mutex_unlock(&cu_mutex);
 }
 
+/* Before anything is opened: a fork during the very first cuInit must find the handlers. */
+__attribute__((constructor)) static void watch_fork(void)
+{
+	fg_process_watch_fork();
+	pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+}
+
 static CUresult open_driver(void)
 {
 	switch (fg_state_open()) {
@@ -102,8 +109,6 @@ static CUresult open_driver(void)
 
 static CUresult init_locked(void)
 {
-	static int watching;
-
 	if (cu_ready)
 		return CUDA_SUCCESS;
 	if (refused)
@@ -114,10 +119,6 @@ static CUresult init_locked(void)
 	if (fg_process_join(1) < 0 || cu_space_open() != 0)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	cu_duration_read_environment();
-	if (!watching) {
-		watching = 1;
-		pthread_atfork(before_fork, after_fork_parent, after_fork_child);
-	}
 	__atomic_store_n(&cu_ready, 1, __ATOMIC_RELEASE);
 	return CUDA_SUCCESS;
 }

@@ -129,8 +129,9 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
 {
 	CU_ENTER("dptr=%p bytesize=%u", (void *)dptr, bytesize);
 	CUdeviceptr address = 0;
+	CUresult result = allocate(dptr != NULL ? &address : NULL, bytesize);
 
-	return narrow(allocate(dptr != NULL ? &address : NULL, bytesize), address, dptr);
+	return narrow(result, address, dptr);
 }
 
 static CUresult allocate_pitch(CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height,

@@ -96,6 +96,15 @@ class Machine:
             f"{start}card = cards[0] if cards else None\n{textwrap.dedent(code)}\nnvmlShutdown()\n", **extra
         )
 
+    def tool(self, *command: str, status: int | None = 0, **extra: str) -> subprocess.CompletedProcess[str]:
+        """A program of build/fakegpu-tools, e.g. tool("fakegpuctl", "status"); `status` None takes any."""
+        path = BUILD / "fakegpu-tools" / command[0]
+        done = subprocess.run(
+            [str(path), *command[1:]], capture_output=True, text=True, env=self.env(**extra), timeout=60, check=False
+        )
+        assert status is None or done.returncode == status, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
     def run(self, *command: str, status: int | None = 0, **extra: str) -> subprocess.CompletedProcess[str]:
         """A program of the driver root, e.g. run("nvidia-smi", "-L"); `status` None takes any."""
         path = self.root / "usr/bin" / command[0]
@@ -128,5 +137,17 @@ def machine(build_dir: Path, tmp_path: Path) -> Callable[..., Machine]:
         config.write_text(json.dumps({"version": 1, "cards": list(cards) or [{"count": 2}], **settings}))
         root = build_dir / ("fakegpu" if flavour == "580" else f"fakegpu-{flavour}")
         return Machine(config, root, {"FAKEGPU_DEV_ROOT": str(folder / "dev")})
+
+    return make
+
+
+@pytest.fixture
+def cuda_machine(machine: Callable[..., Machine]) -> Callable[..., Machine]:
+    """Machines whose programs can `from cuda_client import *`: the driver API by ctypes."""
+
+    def make(*cards: dict[str, Any], flavour: str = "580", **settings: Any) -> Machine:
+        made = machine(*cards, flavour=flavour, **settings)
+        made.environment["PYTHONPATH"] = str(Path(__file__).parent)
+        return made
 
     return make
