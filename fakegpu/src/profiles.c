@@ -12,7 +12,7 @@
 
 #define MIB(n)  ((uint64_t)(n) << 20)
 #define PCI(id) ((uint32_t)(id) << 16 | 0x10deu)
-enum { BRAND_TESLA = 2, BRAND_NVIDIA_RTX = 12, BRAND_NVIDIA = 14 };
+enum { BRAND_TESLA = 2, BRAND_NVIDIA_RTX = 13, BRAND_NVIDIA = 14 };
 enum { TURING = 6, AMPERE = 7, ADA = 8, HOPPER = 9, BLACKWELL = 10 };
 
 static const struct profile {
