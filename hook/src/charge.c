@@ -5,6 +5,7 @@
 #include "charge.h"
 
 #include <errno.h>
+#include <time.h>
 
 #include "identity.h"
 #include "lock.h"
@@ -47,9 +48,27 @@ struct aq_usage_slot *aq_slot(struct aq_share *share)
 	return __builtin_expect(slot != NULL, 1) ? slot : claim(share);
 }
 
+/* Looking into what neighbours have mapped takes long, so it is done now and then only. */
+#define MAPS_EVERY_MS 250u
+
+static bool time_for_maps(struct aq_process *process)
+{
+	struct timespec now = {0, 0};
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	uint64_t ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000 + MAPS_EVERY_MS;
+	uint64_t last = __atomic_load_n(&process->maps_read_ms, __ATOMIC_RELAXED);
+	return ms - last >= MAPS_EVERY_MS &&
+	       __atomic_compare_exchange_n(&process->maps_read_ms, &last, ms, false, __ATOMIC_RELAXED,
+					   __ATOMIC_RELAXED);
+}
+
 void aq_share_tidy(struct aq_share *share)
 {
 	struct aq_process *process = aq_process();
+	struct aq_mapped_file region = {""};
+	bool maps = time_for_maps(process);
+	if (maps)
+		aq_maps_own(share->account.file, &region);
 	uint32_t used = aq_account_used_slots(&share->account);
 	for (uint32_t i = 0; i < used; i++) {
 		struct aq_usage_slot *slot = aq_account_slot(&share->account, i);
@@ -57,7 +76,7 @@ void aq_share_tidy(struct aq_share *share)
 		if (owner == 0)
 			continue;
 		uint64_t pidns = __atomic_load_n(&slot->pidns, __ATOMIC_SEQ_CST);
-		if (aq_owner_gone(process, owner, pidns))
+		if (aq_owner_gone(process, owner, pidns, maps ? &region : NULL))
 			aq_account_reap(&share->account, i, owner);
 	}
 	aq_account_settle(&share->account, SETTLE_ATTEMPTS, NULL);

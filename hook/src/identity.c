@@ -118,7 +118,8 @@ void aq_identify(struct aq_process *process)
 	errno = saved;
 }
 
-bool aq_owner_gone(const struct aq_process *process, uint64_t owner, uint64_t pidns)
+bool aq_owner_gone(const struct aq_process *process, uint64_t owner, uint64_t pidns,
+		   const struct aq_mapped_file *region)
 {
 	if (!(owner & AQ_OWNER_LIVE) || process->pidns == 0 || pidns != process->pidns)
 		return false;
@@ -132,11 +133,14 @@ bool aq_owner_gone(const struct aq_process *process, uint64_t owner, uint64_t pi
 	if (!exists)
 		return true;
 	char digits[24];
+	const char *text = aq_decimal(pid, digits);
 	struct stat_line line;
-	if (!read_stat(aq_decimal(pid, digits), &line))
+	if (!read_stat(text, &line))
 		return false;
 	if ((line.start & UINT32_MAX) != start)
 		return true;
 	/* A zombie holds nothing any more, unless it is the first thread of a process that goes on. */
-	return (line.state == 'Z' || line.state == 'X') && line.threads <= 1;
+	if (line.state == 'Z' || line.state == 'X')
+		return line.threads <= 1;
+	return region && aq_maps_lack(text, region);
 }

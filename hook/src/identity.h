@@ -8,9 +8,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "maps.h"
+
 struct aq_process;
 
-/* True only if the process that owns a slot with these words has certainly ended. */
-bool aq_owner_gone(const struct aq_process *process, uint64_t owner, uint64_t pidns);
+/* True only if the process that owns a slot with these words has certainly ended, or (where `region` is
+ * given) has become a program that does not have the usage file mapped. */
+bool aq_owner_gone(const struct aq_process *process, uint64_t owner, uint64_t pidns,
+		   const struct aq_mapped_file *region);
 
 #endif

@@ -63,6 +63,7 @@ struct aq_process {
 	struct aq_limiter *limiter; /* of the first limited launch; NULL before it */
 	void *free_blocks; /* records of memory_vmm.c */
 	void *free_mappings;
+	uint64_t maps_read_ms; /* when neighbours' mappings were looked at last */
 	uint32_t said; /* kinds of message already printed */
 	uint64_t refused; /* allocations that would have passed a limit */
 };

@@ -50,10 +50,12 @@ def managed(size):
     return call("cuMemAllocManaged", byref(out), c_size_t(size), 1), out.value
 def pitch(width, height, element=4):
     out, p = c_uint64(), c_size_t()
-    return call("cuMemAllocPitch_v2", byref(out), byref(p), c_size_t(width), c_size_t(height), element), out.value, p.value
+    rc = call("cuMemAllocPitch_v2", byref(out), byref(p), c_size_t(width), c_size_t(height), element)
+    return rc, out.value, p.value
 def create(size, device=0, kind=1):
     out = c_uint64()
-    return call("cuMemCreate", byref(out), c_size_t(size), byref(Prop(1, 0, Location(kind, device))), c_ulonglong(0)), out.value
+    prop = Prop(1, 0, Location(kind, device))
+    return call("cuMemCreate", byref(out), c_size_t(size), byref(prop), c_ulonglong(0)), out.value
 def release(handle):
     return call("cuMemRelease", c_uint64(handle))
 def reserve(size):
@@ -65,7 +67,8 @@ def mapped(address, size, handle):
 def unmap(address, size):
     return call("cuMemUnmap", c_uint64(address), c_size_t(size))
 class Array3D(Structure):
-    _fields_ = [("w", c_size_t), ("h", c_size_t), ("d", c_size_t), ("format", c_int), ("channels", c_uint), ("flags", c_uint)]
+    _fields_ = [("w", c_size_t), ("h", c_size_t), ("d", c_size_t), ("format", c_int), ("channels", c_uint),
+                ("flags", c_uint)]
 class Array2D(Structure):
     _fields_ = [("w", c_size_t), ("h", c_size_t), ("format", c_int), ("channels", c_uint)]
 def array(w, h, d=0, format=0x20, channels=1, flags=0):
@@ -85,7 +88,8 @@ def thread(function):
 class NvmlMemory(Structure):
     _fields_ = [("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
 class NvmlMemory2(Structure):
-    _fields_ = [("version", c_uint), ("total", c_ulonglong), ("reserved", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
+    _fields_ = [("version", c_uint), ("total", c_ulonglong), ("reserved", c_ulonglong), ("free", c_ulonglong),
+                ("used", c_ulonglong)]
 _nvml = []
 def nvml(index=0):
     if not _nvml:
@@ -323,7 +327,8 @@ over = alloc_pool(GIB, own)[0]
 after_over = used()
 rc, p = alloc_pool(256*MIB, own)
 seen = used()
-say(over=over, after_over=after_over, rc=rc, used=seen, free=free_async(p), sync=sync(), after=used(), again=alloc_pool(512*MIB, own)[0])
+say(over=over, after_over=after_over, rc=rc, used=seen, free=free_async(p), sync=sync(), after=used(),
+    again=alloc_pool(512*MIB, own)[0])
 """,
         memory=512 * MIB,
     )
@@ -368,7 +373,8 @@ start(); own = pool(); rc, p = alloc_pool(512*MIB, own)
 destroyed = call("cuMemPoolDestroy", c_void_p(own)); held = used()
 over = alloc(600*MIB)[0]
 freed = free_async(p); sync(); after = used()
-say(destroyed=destroyed, held=held, over=over, freed=freed, after=after, twice=call("cuMemPoolDestroy", c_void_p(own)) != 0)
+say(destroyed=destroyed, held=held, over=over, freed=freed, after=after,
+    twice=call("cuMemPoolDestroy", c_void_p(own)) != 0)
 """)
     assert got == {"destroyed": 0, "held": 512 * MIB, "over": 2, "freed": 0, "after": 0, "twice": True}
 
@@ -392,8 +398,8 @@ def test_behaviour_22_stray_pointers_get_the_drivers_own_error(box):
         MORE
         + """
 start(); rc, p = alloc(MIB)
-say(rc=[free(0), free(12345), free(p + 512), free_async(0), free_async(99), free(p), free(p), release(5), unmap(4096, 4096),
-        call("cuArrayDestroy", c_void_p(0))])
+say(rc=[free(0), free(12345), free(p + 512), free_async(0), free_async(99), free(p), free(p), release(5),
+        unmap(4096, 4096), call("cuArrayDestroy", c_void_p(0))])
 """
     )
     assert box.run(code).last == box.run(code, hooked=False).last
@@ -479,7 +485,8 @@ start()
 def bare():
     rc, h = create(2*MIB)
     f, t = c_size_t(), c_size_t()
-    return [rc, alloc(MIB)[0], call("cuMemGetInfo_v2", byref(f), byref(t)), free(4096), managed(MIB)[0], array2d(8, 8)[0]]
+    return [rc, alloc(MIB)[0], call("cuMemGetInfo_v2", byref(f), byref(t)), free(4096), managed(MIB)[0],
+            array2d(8, 8)[0]]
 say(got=thread(bare), used=nvml()[2])
 """
     )
@@ -526,9 +533,9 @@ say(rc=[rc, rc3, rcm], one=one, over=over, d=d, two=two, three=three, d2=d2)
 def test_b142_every_call_over_the_limit_says_out_of_memory(run):
     got = run("""
 start(); own = pool(); big = 2*GIB
-rc = {"alloc": alloc(big)[0], "managed": managed(big)[0], "pitch": pitch(512, big // 512)[0], "async": alloc_async(big)[0],
-      "pool": alloc_pool(big, own)[0], "create": create(big)[0], "array": array2d(32768, 32768)[0],
-      "array3d": array(2048, 2048, 256)[0], "mipmap": mipmap(32768, 32768, 3)[0]}
+rc = {"alloc": alloc(big)[0], "managed": managed(big)[0], "pitch": pitch(512, big // 512)[0],
+      "async": alloc_async(big)[0], "pool": alloc_pool(big, own)[0], "create": create(big)[0],
+      "array": array2d(32768, 32768)[0], "array3d": array(2048, 2048, 256)[0], "mipmap": mipmap(32768, 32768, 3)[0]}
 name = c_char_p(); call("cuGetErrorName", rc["alloc"], byref(name))
 say(rc=rc, name=name.value.decode(), used=used(), smaller=alloc(GIB)[0])
 """)
@@ -553,10 +560,12 @@ def test_b146_outputs_that_are_missing(box):
         + """
 start(); f, t, m = c_size_t(), c_size_t(), c_void_p()
 nvml()
-rc = [call("cuMemGetInfo_v2", None, byref(t)), call("cuMemGetInfo_v2", byref(f), None), call("cuMemGetInfo_v2", None, None)]
+rc = [call("cuMemGetInfo_v2", None, byref(t)), call("cuMemGetInfo_v2", byref(f), None),
+      call("cuMemGetInfo_v2", None, None)]
 device = c_void_p(); _nvml[0].nvmlDeviceGetHandleByIndex_v2(0, byref(device))
 rc += [_nvml[0].nvmlDeviceGetMemoryInfo(device, None), _nvml[0].nvmlDeviceGetMemoryInfo(None, byref(NvmlMemory())),
-       call("cuDeviceTotalMem_v2", None, 0), call("cuMemAlloc_v2", None, c_size_t(4096)), call("cuMemAlloc_v2", byref(f), c_size_t(0))]
+       call("cuDeviceTotalMem_v2", None, 0), call("cuMemAlloc_v2", None, c_size_t(4096)),
+       call("cuMemAlloc_v2", byref(f), c_size_t(0))]
 say(rc=rc, f=f.value, t=t.value, used=used())
 """
     )
@@ -605,7 +614,8 @@ def test_failed_driver_call_books_nothing(box, cards):
         MORE
         + """
 start()
-rc = [alloc(10*GIB)[0], managed(2**40)[0], pitch(512, 20*MIB)[0], create(10*GIB)[0], alloc_async(10*GIB)[0], array2d(65536, 65536)[0]]
+rc = [alloc(10*GIB)[0], managed(2**40)[0], pitch(512, 20*MIB)[0], create(10*GIB)[0], alloc_async(10*GIB)[0],
+      array2d(65536, 65536)[0]]
 say(rc=rc, used=nvml()[2], free=info()[0])
 """
     ).last
