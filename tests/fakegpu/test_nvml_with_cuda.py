@@ -138,7 +138,7 @@ def busy(seconds: float, pause: float, ahead: int = 1) -> str:
 
 
 def test_utilization_is_the_time_kernels_ran(machine):
-    """At most half of the time busy, less on a slow machine: card, program and samples agree, power and clocks follow."""
+    """At most half of the time busy, less on a slow machine: card, program, samples agree; power and clocks follow."""
     host = machine({"profile": "A100-40"}, launch_ns=10_000_000)
     with host.start(busy(20, 0.010)) as program:
         ready(program)
