@@ -145,7 +145,7 @@ static CUresult open_memory(CUdeviceptr *pdptr, const CUipcMemHandle *handle, un
 	CU_NEEDS(pdptr != NULL && (flags & ~(unsigned)CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) == 0);
 	memcpy(&name, handle->reserved, sizeof name);
 	if (name.magic == MEMORY_MAGIC && (int)name.process == fg_process_self() &&
-	    name.boot == fg_state->boot)
+	    name.generation == fg_process_at(name.process)->generation && name.boot == fg_state->boot)
 		return CUDA_ERROR_INVALID_CONTEXT; /* not in the process that made it */
 	cu_lock();
 	cu_space_each(find_opened, &already);

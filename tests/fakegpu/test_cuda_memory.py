@@ -209,7 +209,7 @@ expect(cu.cuMemcpy(b, ctypes.addressof(back), size))
 expect(cu.cuMemcpy(ctypes.addressof(back), a, size))
 result.append(back.raw == bytes([4, 3, 2, 1]) * (size // 4))
 result += [cu.cuMemcpyDtoH_v2(back, a, size + 513), cu.cuMemcpyHtoD_v2(0x1000, text, 10), cu.cuMemcpyDtoD_v2(a, 0, 10),
-           cu.cuMemsetD8_v2(a + size, 0, 1)]
+           cu.cuMemsetD8_v2(max(a, b) + size, 0, 1)]
 """
     assert run(cuda_machine(), code) == [True, True, True, True, 1, 1, 1, 1]
 
