@@ -148,6 +148,11 @@ int aq_charge_quickly(unsigned number, uint64_t units)
 	struct aq_usage_slot *slot = aq_slot(share);
 	if (slot == NULL || aq_account_reserve(&share->account, slot, units, aq_share_limit(share)) < 0)
 		return -ENOMEM;
+	if (__builtin_expect(__atomic_load_n(&share->limit, __ATOMIC_RELAXED) == 0, 0)) {
+		/* The account was lost on the way (sigbus.c), so what it said is nothing. */
+		aq_account_release(&share->account, slot, units);
+		return -ENOMEM;
+	}
 	aq_view_update(share, slot);
 	return 0;
 }
