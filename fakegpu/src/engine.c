@@ -160,11 +160,11 @@ static void start_segment(struct fg_engine *engine, uint32_t index, uint64_t sta
 	if (seat->left_ns == 0)
 		seat->left_ns = entry_of(index, seat->done + 1)->work_ns;
 	if (engine->last != index + 1 || start >= engine->turn_end)
-		engine->turn_end = slice > 0 ? start + slice : UINT64_MAX;
+		engine->turn_end = start + slice;
 	engine->running = index + 1;
 	engine->segment_start = start;
 	engine->segment_end = start + seat->left_ns;
-	if (engine->segment_end > engine->turn_end && others_wait(engine, index))
+	if (slice > 0 && engine->segment_end > engine->turn_end && others_wait(engine, index))
 		engine->segment_end = engine->turn_end;
 }
 
@@ -206,7 +206,8 @@ uint64_t fg_engine_launch(uint32_t index, uint64_t work_ns, uint64_t not_before_
 	*entry_of(index, number) = (struct fg_work){work_ns > 0 ? work_ns : 1, later(now, not_before_ns)};
 	seat->head = number;
 	set_waiting(engine, index, 1);
-	if (engine->running != 0 && engine->running != index + 1 && engine->segment_end > engine->turn_end)
+	if (fg_state->driver.time_slice_ns > 0 && engine->running != 0 && engine->running != index + 1 &&
+	    engine->segment_end > engine->turn_end)
 		engine->segment_end = later(now + 1, engine->turn_end);
 	fg_card_unlock(card);
 	return number;
