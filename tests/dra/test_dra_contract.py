@@ -225,6 +225,25 @@ def test_a_reboot_wipes_run_and_cdi_and_prepare_makes_them_again(rig):
     assert rig.folders.artefacts(claim["metadata"]["uid"]) == made
 
 
+def test_after_a_reboot_that_dealt_the_minor_numbers_anew_the_right_node_is_given(rig):
+    daemon = rig.start()
+    claim = rig.cluster.claim("c1", share(rig))
+    uid = claim["metadata"]["uid"]
+    rig.kubelet.prepared(claim)
+
+    def nodes():
+        return [n["path"] for n in rig.folders.spec(uid)["devices"][0]["containerEdits"]["deviceNodes"]]
+
+    assert nodes() == ["/dev/nvidia0"]
+    daemon.stop()
+    swapped = rig.make.inventory(rig.make.card(0, minor=1), rig.make.card(1, minor=0))
+    second = rig.start(inventory=swapped)
+    dra_rig.wait_for(lambda: not second.driver.rebuild.pending, "rebuild")
+    assert nodes() == ["/dev/nvidia1"]
+    rig.kubelet.prepared(claim)
+    assert nodes() == ["/dev/nvidia1"]
+
+
 def test_b097_an_idle_connection_and_a_new_one_both_work(rig):
     rig.start()
     stub = rig.kubelet.stub()

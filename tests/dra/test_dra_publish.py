@@ -279,3 +279,26 @@ def test_b116_two_instances_overlap_and_nothing_is_lost(rig):
     rig.kubelet.prepared(two, stub=new)
     rig.kubelet.undone(two, stub=new)
     second.stop()
+
+
+def test_b116_an_older_instance_leaves_a_newer_ones_slices_alone_and_does_not_fight(rig):
+    """Two versions want different slices; over the minute of an update the later started one has its way."""
+    now = [1000.0]
+    first = rig.start("--pod-uid", U1)
+    renamed = rig.make.inventory(*[rig.make.card(n, name="as the new version spells it") for n in range(2)])
+    second = rig.start("--pod-uid", U2, inventory=renamed)
+
+    def name():
+        return rig.cluster.slices()[0]["spec"]["devices"][0]["attributes"]["productName"]["string"]
+
+    dra_rig.wait_for(lambda: name() == "as the new version spells it", "the newer instance's slice")
+    publisher = first.driver.publisher
+    publisher._clock = lambda: now[0]
+    before = rig.cluster.slices()[0]["metadata"]["resourceVersion"]
+    for _ in range(3):
+        assert publisher._sync(first.driver.offering.desired())
+    assert rig.cluster.slices()[0]["metadata"]["resourceVersion"] == before
+    second.stop()
+    now[0] += 61
+    assert publisher._sync(first.driver.offering.desired())
+    assert name() == "NVIDIA-Fake24G"

@@ -57,9 +57,6 @@ class Device:
     card_uuid: str
     """The physical card."""
     bus_id: str
-    minor: int | None
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
     memory_bytes: int
     """Capacity `memory`; 0 = unknown, then it is not published."""
     physical_bytes: int
@@ -117,7 +114,6 @@ def offer(
             grant_uuid=card.uuid,
             card_uuid=card.uuid,
             bus_id=card.bus_id,
-            minor=card.minor,
             memory_bytes=choice.layout.memory_bytes,
             physical_bytes=card.memory_bytes or wanted.memory_bytes,
             cores=100,
@@ -200,8 +196,6 @@ def _instance(whole: Device, card: Card, instance: MigInstance, inventory: Inven
         name=f"{whole.name}-mig-{profile}-{place}",
         kind=Kind.MIG,
         grant_uuid=instance.uuid,
-        gpu_instance=instance.gpu_instance,
-        compute_instance=instance.compute_instance,
         memory_bytes=align(instance.memory_bytes or 0),
         physical_bytes=instance.memory_bytes or 0,
         attributes=mig_attributes(card, instance, inventory) | _mode_attributes(choice) | _type(Kind.MIG),

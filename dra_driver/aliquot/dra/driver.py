@@ -125,13 +125,6 @@ class Driver:
             lambda path: Kube.load(path, user_agent=f"aliquot-dra-driver/{program_version()}"), settings.kubeconfig
         )
         self.events = EventRecorder(self.kube, component=names.DRIVER, instance=settings.node_name)
-        self.effects = Effects(
-            driver=driver_source(settings, self.hook, extra),
-            regions=self.regions,
-            store=store,
-            sidecars=Sidecars(settings.run_dir),
-            steps=steps,
-        )
         self.offering = Offering(
             config=settings.config,
             node_name=settings.node_name,
@@ -140,6 +133,14 @@ class Driver:
             metrics=self.metrics,
             changed=self._offer_changed,
             announce=self._announce,
+        )
+        self.effects = Effects(
+            driver=driver_source(settings, self.hook, extra),
+            regions=self.regions,
+            store=store,
+            sidecars=Sidecars(settings.run_dir),
+            card=self.offering.card,
+            steps=steps,
         )
         self.engine = Engine(
             kube=self.kube,
@@ -271,7 +272,8 @@ class Driver:
                 if isinstance(err, ConflictError | SettingsError):
                     raise
             if self.rebuild is not None and self.rebuild.pending:
-                self.rebuild.round()
+                if self.offering.view.inventory is not None:
+                    self.rebuild.round()
             elif prune_at is not None and time.monotonic() >= prune_at:
                 self._hooks.prune({self.hook.build_id})
                 prune_at = None

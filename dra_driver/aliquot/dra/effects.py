@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from aliquot.cdi.store import SpecStore
 from aliquot.dra.records import ClaimRecord, Held
 from aliquot.dra.settings import is_uid
 from aliquot.node.hook_files import InstalledHook
+from aliquot.node.inventory import Card
 from aliquot.node.regions import Regions
 
 Steps = Callable[[str], None]
@@ -151,12 +152,15 @@ class Effects:
         regions: Regions,
         store: SpecStore,
         sidecars: Sidecars,
+        card: Callable[[str], Card],
         steps: Steps = lambda _step: None,
     ) -> None:
+        """`card` gives a card by UUID as it is now; raises `HardwareError` when it is not there."""
         self.regions = regions
         self.store = store
         self.sidecars = sidecars
         self._driver = driver
+        self._card = card
         self._steps = steps
 
     def make(self, uid: str, record: ClaimRecord) -> None:
@@ -166,7 +170,7 @@ class Effects:
         operator's, `ConflictError` for a CDI file of somebody else's, `InternalError` for damage of our own files.
         """
         self._steps("driver files")
-        files = self._driver.files(_addresses(record.results))
+        files = self._driver.files([self._address(held) for held in record.results])
         spec = _spec(record, files)
         self._steps("sidecar")
         self.sidecars.put(uid, record)
@@ -197,6 +201,27 @@ class Effects:
         """Names of the claim's regions, half made ones included."""
         return frozenset(name for name in self.regions.names() if name.startswith(f"c-{uid}-"))
 
+    def _address(self, held: Held) -> CardAddress:
+        """Where the card is in /dev now: a reboot may have dealt the minor numbers anew, so none is remembered."""
+        card, uuid = self._card(held.card_uuid), held.grant.card_uuid
+        if card.minor is None:
+            raise HardwareError(
+                f"card {card.uuid} has no minor number, so its device node is not known; check it with nvidia-smi"
+            )
+        if uuid == card.uuid:
+            return CardAddress(uuid=uuid, minor=card.minor)
+        instance = next((one for one in card.mig if one.uuid == uuid), None)
+        if instance is None:
+            raise HardwareError(
+                f"MIG instance {uuid} is no longer on card {card.uuid}; make it again, or delete the pods of the claim"
+            )
+        return CardAddress(
+            uuid=uuid,
+            minor=card.minor,
+            gpu_instance=instance.gpu_instance,
+            compute_instance=instance.compute_instance,
+        )
+
     def _verify(self, record: ClaimRecord) -> None:
         """What the spec mounts is there: a runtime would fail much later, and say much less."""
         for held in record.results:
@@ -204,24 +229,6 @@ class Effects:
             for path in (self.regions.grant_file(name), self.regions.usage_file(name)):
                 if not path.is_file():
                     raise InternalError(f"{path} vanished while it was made; look at who cleans {self.regions.run_dir}")
-
-
-def _addresses(results: Iterable[Held]) -> list[CardAddress]:
-    out: list[CardAddress] = []
-    for held in results:
-        if held.minor is None:
-            raise HardwareError(
-                f"card {held.card_uuid} has no minor number, so its device node is not known; check it with nvidia-smi"
-            )
-        out.append(
-            CardAddress(
-                uuid=held.grant.card_uuid,
-                minor=held.minor,
-                gpu_instance=held.gpu_instance,
-                compute_instance=held.compute_instance,
-            )
-        )
-    return out
 
 
 def _spec(record: ClaimRecord, files: DriverFiles) -> Spec:

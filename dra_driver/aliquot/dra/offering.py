@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from aliquot.api.errors import HardwareError
 from aliquot.api.log import get_logger
 from aliquot.dra.cards import View
 from aliquot.dra.config import NodeConfig
@@ -20,6 +21,7 @@ from aliquot.dra.layout import HELD, Choice, Features, Kept, Mode, choose_layout
 from aliquot.dra.metrics import Metrics
 from aliquot.dra.records import ClaimRecord, held_layouts
 from aliquot.dra.slices import DesiredPool, pool_for
+from aliquot.node.inventory import Card
 
 log = get_logger(__name__)
 
@@ -109,6 +111,14 @@ class Offering:
             offered, node_name=self._node_name, pool=self._pool, taints_kept=self.features.taints is Kept.YES
         )
 
+    def card(self, uuid: str) -> Card:
+        """The card of that UUID as it is now. Raises `HardwareError` when it is not there, or nothing is known."""
+        found = self.view.inventory.by_uuid.get(uuid) if self.view.inventory is not None else None
+        if found is None:
+            why = self.view.problem or "the driver does not list it; see `nvidia-smi -L` on the node"
+            raise HardwareError(f"card {uuid} is not there: {why}")
+        return found
+
     def held_cards(self) -> frozenset[str]:
         """Cards that prepared claims hold."""
         return frozenset(held.card_uuid for record in self._records().values() for held in record.results)
@@ -150,8 +160,9 @@ class Offering:
                 held = self.held_cards()
                 devices = tuple(device for device in devices if not device.taints or device.card_uuid in held)
             self._offer = Offer(devices=devices, choices=new.choices, problem=self.view.problem)
+            known_before = self._known.is_set()
             self._known.set()
-            if self._offer == before:
+            if known_before and self._offer == before:
                 return
         self._tell(before.choices, new.choices)
         self._changed()

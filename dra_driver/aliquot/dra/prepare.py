@@ -234,9 +234,6 @@ def _held(ref: ClaimRef, one: Asked, device: Device, twin: int) -> Held:
             oversubscribe=one.terms.oversubscribe,
         ),
         layout=device.layout,
-        minor=device.minor,
-        gpu_instance=device.gpu_instance,
-        compute_instance=device.compute_instance,
     )
 
 

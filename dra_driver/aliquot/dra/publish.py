@@ -193,10 +193,10 @@ class Publisher:
                 self._yielding_since = self._clock()
                 log.info("slices are kept by a newer instance", looks_again_after_s=YIELD_S)
             self._look_in(YIELD_S)
-        elif plan.empty:
-            self._yielding_since = None
-        elif not self._write(plan):
-            return False
+        else:
+            if not plan.empty and not self._write(plan):
+                return False
+            self._yielding_since = None  # after a write too: should the newer one differ again, it is left alone again
         self._metrics.slices.set(len(desired.devices))
         self._metrics.generation.set(self._generation)
         self.problem = ""

@@ -69,9 +69,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What it is in the container; its name is the CDI device's."""
     layout: Layout | None = None
     """How the card was cut when the claim was prepared; it stays so while the claim lives. None: not known."""
-    minor: int | None = None
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
 
     @property
     def shared(self) -> bool:
