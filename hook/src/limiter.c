@@ -259,7 +259,7 @@ static void admit(struct aq_limiter *limiter, unsigned number, struct aq_launch 
 	}
 }
 
-CUresult aq_launch_begin_slowly(struct aq_launch *launch)
+CUresult aq_launch_begin(struct aq_launch *launch)
 {
 	struct aq_place place;
 	if (!aq_active()) {
@@ -285,8 +285,10 @@ CUresult aq_launch_begin_slowly(struct aq_launch *launch)
 	return CUDA_SUCCESS;
 }
 
-void aq_launch_end_slowly(struct aq_launch *launch, CUresult result)
+void aq_launch_end(struct aq_launch *launch, CUresult result)
 {
+	if (launch->card == NULL || (result == CUDA_SUCCESS && launch->sample == NULL))
+		return;
 	struct aq_limiter *limiter = __atomic_load_n(&aq_process()->limiter, __ATOMIC_ACQUIRE);
 	if (limiter == NULL)
 		return;

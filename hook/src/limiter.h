@@ -7,8 +7,8 @@
  * the grant, with one the length that this kernel is known to have, taken off a credit of this process.
  * Everything else (limits that changed, a credit that is used up, suspension, measuring) is in limiter.c.
  *
- * Never allocates, locks or reads a clock on that path. Invariant: a launch that the driver refused costs
- * nothing.
+ * Never allocates, locks or reads a clock on that path. Invariant: no launch reaches the device uncharged but one
+ * that goes into a graph; one that the driver refuses costs its estimate at most.
  */
 #ifndef ALIQUOT_LIMITER_H
 #define ALIQUOT_LIMITER_H
@@ -55,13 +55,12 @@ struct aq_gate {
 
 enum { AQ_GATE_SELECTOR = 0, AQ_GATE_SUSPENDED = 1, AQ_GATE_HOLD = 3 };
 
+_Static_assert(offsetof(struct aq_gate, words) == 0, "launch.c looks at it by hand");
+
 extern struct aq_gate aq_gate;
 
-CUresult aq_launch_begin_slowly(struct aq_launch *launch);
-void aq_launch_end_slowly(struct aq_launch *launch, CUresult result);
-
-/* Before a launch: waits until the share may go on. CUDA_SUCCESS: call the driver. */
-static inline CUresult aq_launch_begin(struct aq_launch *launch)
+/* True: the launch may go on, and nothing is to be done after it. */
+static inline __attribute__((always_inline)) bool aq_launch_quick(const void *kind, uint64_t blocks)
 {
 	const uint64_t *words = __atomic_load_n(&aq_gate.words, __ATOMIC_ACQUIRE);
 	if (__builtin_expect(words == NULL ||
@@ -70,34 +69,33 @@ static inline CUresult aq_launch_begin(struct aq_launch *launch)
 				 (__atomic_load_n(&words[AQ_GATE_SUSPENDED], __ATOMIC_RELAXED) |
 				  __atomic_load_n(&words[AQ_GATE_HOLD], __ATOMIC_RELAXED)) != 0,
 			     0))
-		return aq_launch_begin_slowly(launch);
+		return false;
 	if (__atomic_load_n(&aq_gate.open, __ATOMIC_RELAXED))
-		return CUDA_SUCCESS;
-	struct aq_limiter *limiter = __atomic_load_n(&aq_process()->limiter, __ATOMIC_ACQUIRE);
+		return true;
+	/* No call in here: the wrappers are to be leaves that touch no stack. */
+	struct aq_process *process = __atomic_load_n(&aq_process_word, __ATOMIC_ACQUIRE);
+	struct aq_limiter *limiter = process ? __atomic_load_n(&process->limiter, __ATOMIC_ACQUIRE) : NULL;
 	unsigned number = __atomic_load_n(&aq_gate.single, __ATOMIC_RELAXED) - 1;
 	if (__builtin_expect(limiter == NULL || number >= AQ_MAX_CARDS, 0))
-		return aq_launch_begin_slowly(launch);
-	struct aq_key *key = aq_key_home(&limiter->keys, launch->key, launch->blocks, number);
-	if (__builtin_expect(!aq_key_is(key, launch->key, launch->blocks, number) || !aq_key_quick(key), 0))
-		return aq_launch_begin_slowly(launch);
+		return false;
+	struct aq_key *key = aq_key_home(&limiter->keys, kind, blocks, number);
+	if (__builtin_expect(!aq_key_is(key, kind, blocks, number) || !aq_key_quick(key), 0))
+		return false;
 	int64_t length = (int64_t)__atomic_load_n(&key->estimate_ns, __ATOMIC_RELAXED);
 	struct aq_limited_card *card = &limiter->card[number];
 	if (length > 0 &&
 	    __builtin_expect(__atomic_fetch_sub(&card->credit_ns, length, __ATOMIC_RELAXED) < length, 0)) {
 		__atomic_fetch_add(&card->credit_ns, length, __ATOMIC_RELAXED);
-		return aq_launch_begin_slowly(launch);
+		return false;
 	}
-	launch->card = card;
-	launch->charged_ns = (uint64_t)length;
-	return CUDA_SUCCESS;
+	return true;
 }
 
+/* Before any other launch: waits until the share may go on. CUDA_SUCCESS: call the driver. */
+CUresult aq_launch_begin(struct aq_launch *launch);
+
 /* After it, with the driver's verdict. */
-static inline void aq_launch_end(struct aq_launch *launch, CUresult result)
-{
-	if (__builtin_expect(launch->card != NULL && (launch->sample != NULL || result != CUDA_SUCCESS), 0))
-		aq_launch_end_slowly(launch, result);
-}
+void aq_launch_end(struct aq_launch *launch, CUresult result);
 
 /* An executable graph was made, changed or ended: what was known of its length is not true any more. */
 void aq_limiter_forget(const void *key);
