@@ -11,95 +11,7 @@ A = "GPU-aaaaaaaa-0000-4000-8000-00000000000a"
 B = "GPU-bbbbbbbb-0000-4000-8000-00000000000b"
 GIB, MIB = 1 << 30, 1 << 20
 
-MORE = """
-import threading
-from ctypes import *
-OOM = 2
-def alloc_async(size, stream=0):
-    out = c_uint64()
-    return call("cuMemAllocAsync", byref(out), c_size_t(size), c_void_p(stream)), out.value
-def free_async(address, stream=0):
-    return call("cuMemFreeAsync", c_uint64(address), c_void_p(stream))
-def sync():
-    return call("cuCtxSynchronize")
-class Location(Structure):
-    _fields_ = [("type", c_int), ("id", c_int)]
-class PoolProps(Structure):
-    _fields_ = [("alloc", c_int), ("handles", c_int), ("location", Location), ("win", c_void_p), ("max", c_size_t),
-                ("rest", c_ubyte * 56)]
-class Prop(Structure):
-    _fields_ = [("type", c_int), ("handles", c_int), ("location", Location), ("win", c_void_p), ("flags", c_ubyte * 8)]
-def pool(device=0):
-    out = c_void_p()
-    rc = call("cuMemPoolCreate", byref(out), byref(PoolProps(1, 0, Location(1, device))))
-    assert rc == 0, rc
-    return out.value
-def alloc_pool(size, pool, stream=0):
-    out = c_uint64()
-    return call("cuMemAllocFromPoolAsync", byref(out), c_size_t(size), c_void_p(pool), c_void_p(stream)), out.value
-def default_pool(device=0):
-    out = c_void_p()
-    assert call("cuDeviceGetDefaultMemPool", byref(out), device) == 0
-    return out.value
-def trim(pool, keep=0):
-    return call("cuMemPoolTrimTo", c_void_p(pool), c_size_t(keep))
-def threshold(pool, value):
-    return call("cuMemPoolSetAttribute", c_void_p(pool), 4, byref(c_uint64(value)))
-def managed(size):
-    out = c_uint64()
-    return call("cuMemAllocManaged", byref(out), c_size_t(size), 1), out.value
-def pitch(width, height, element=4):
-    out, p = c_uint64(), c_size_t()
-    rc = call("cuMemAllocPitch_v2", byref(out), byref(p), c_size_t(width), c_size_t(height), element)
-    return rc, out.value, p.value
-def create(size, device=0, kind=1):
-    out = c_uint64()
-    prop = Prop(1, 0, Location(kind, device))
-    return call("cuMemCreate", byref(out), c_size_t(size), byref(prop), c_ulonglong(0)), out.value
-def release(handle):
-    return call("cuMemRelease", c_uint64(handle))
-def reserve(size):
-    out = c_uint64()
-    assert call("cuMemAddressReserve", byref(out), c_size_t(size), c_size_t(0), c_uint64(0), c_ulonglong(0)) == 0
-    return out.value
-def mapped(address, size, handle):
-    return call("cuMemMap", c_uint64(address), c_size_t(size), c_size_t(0), c_uint64(handle), c_ulonglong(0))
-def unmap(address, size):
-    return call("cuMemUnmap", c_uint64(address), c_size_t(size))
-class Array3D(Structure):
-    _fields_ = [("w", c_size_t), ("h", c_size_t), ("d", c_size_t), ("format", c_int), ("channels", c_uint),
-                ("flags", c_uint)]
-class Array2D(Structure):
-    _fields_ = [("w", c_size_t), ("h", c_size_t), ("format", c_int), ("channels", c_uint)]
-def array(w, h, d=0, format=0x20, channels=1, flags=0):
-    out = c_void_p()
-    return call("cuArray3DCreate_v2", byref(out), byref(Array3D(w, h, d, format, channels, flags))), out
-def array2d(w, h, format=0x20, channels=1):
-    out = c_void_p()
-    return call("cuArrayCreate_v2", byref(out), byref(Array2D(w, h, format, channels))), out
-def mipmap(w, h, levels, d=0):
-    out = c_void_p()
-    return call("cuMipmappedArrayCreate", byref(out), byref(Array3D(w, h, d, 0x20, 1, 0)), levels), out
-def thread(function):
-    out = []
-    t = threading.Thread(target=lambda: out.append(function()))
-    t.start(); t.join()
-    return out[0]
-class NvmlMemory(Structure):
-    _fields_ = [("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
-class NvmlMemory2(Structure):
-    _fields_ = [("version", c_uint), ("total", c_ulonglong), ("reserved", c_ulonglong), ("free", c_ulonglong),
-                ("used", c_ulonglong)]
-_nvml = []
-def nvml(index=0):
-    if not _nvml:
-        _nvml.append(CDLL("libnvidia-ml.so.1"))
-        assert _nvml[0].nvmlInit_v2() == 0
-    device, memory = c_void_p(), NvmlMemory()
-    assert _nvml[0].nvmlDeviceGetHandleByIndex_v2(index, byref(device)) == 0
-    assert _nvml[0].nvmlDeviceGetMemoryInfo(device, byref(memory)) == 0
-    return memory.total, memory.free, memory.used
-"""
+MORE = "from memory import *\n"
 
 
 @pytest.fixture
@@ -562,8 +474,8 @@ start(); f, t, m = c_size_t(), c_size_t(), c_void_p()
 nvml()
 rc = [call("cuMemGetInfo_v2", None, byref(t)), call("cuMemGetInfo_v2", byref(f), None),
       call("cuMemGetInfo_v2", None, None)]
-device = c_void_p(); _nvml[0].nvmlDeviceGetHandleByIndex_v2(0, byref(device))
-rc += [_nvml[0].nvmlDeviceGetMemoryInfo(device, None), _nvml[0].nvmlDeviceGetMemoryInfo(None, byref(NvmlMemory())),
+device = c_void_p(); NVML[0].nvmlDeviceGetHandleByIndex_v2(0, byref(device))
+rc += [NVML[0].nvmlDeviceGetMemoryInfo(device, None), NVML[0].nvmlDeviceGetMemoryInfo(None, byref(NvmlMemory())),
        call("cuDeviceTotalMem_v2", None, 0), call("cuMemAlloc_v2", None, c_size_t(4096)),
        call("cuMemAlloc_v2", byref(f), c_size_t(0))]
 say(rc=rc, f=f.value, t=t.value, used=used())
@@ -579,9 +491,9 @@ def test_b189_and_b192_every_view_says_the_same(run):
     got = run(
         """
 start(); alloc(GIB)
-v1 = nvml(); device = c_void_p(); _nvml[0].nvmlDeviceGetHandleByIndex_v2(0, byref(device))
-m = NvmlMemory2(version=0x2000028); rc = _nvml[0].nvmlDeviceGetMemoryInfo_v2(device, byref(m))
-wrong = NvmlMemory2(version=7); bad = _nvml[0].nvmlDeviceGetMemoryInfo_v2(device, byref(wrong))
+v1 = nvml(); device = c_void_p(); NVML[0].nvmlDeviceGetHandleByIndex_v2(0, byref(device))
+m = NvmlMemory2(version=0x2000028); rc = NVML[0].nvmlDeviceGetMemoryInfo_v2(device, byref(m))
+wrong = NvmlMemory2(version=7); bad = NVML[0].nvmlDeviceGetMemoryInfo_v2(device, byref(wrong))
 say(cuda=info(), total=total(), v1=v1, rc=rc, v2=[m.total, m.free, m.used, m.reserved], bad=bad)
 """,
         memory=4 * GIB,
