@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver API for programs that tests start: ctypes, nothing in between.
 
-Every call goes through `cu`, with its C types, and answers with the driver's code; helpers name what they expect. Imported
-by programs (the fixture `cuda_machine` puts this folder on their path), never by pytest.
+Every call goes through `cu`, with its C types, and answers with the driver's code; helpers name what they expect.
+Imported by programs (the fixture `cuda_machine` puts this folder on their path), never by pytest.
 """
 
 from __future__ import annotations

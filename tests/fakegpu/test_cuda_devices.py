@@ -256,7 +256,8 @@ def test_compute_modes(cuda_machine: Callable[..., Any]) -> None:
     assert cuda_machine({"compute_mode": "prohibited"}).python(code) == 46
     machine = cuda_machine({"compute_mode": "exclusive"})
     with machine.start(PRELUDE + "start()\nprint('ready', flush=True)\nsys.stdin.readline()") as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
         assert machine.python(code) == 46
         holder.communicate("\n", timeout=30)
     assert machine.python(code) == 0

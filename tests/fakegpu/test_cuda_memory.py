@@ -71,7 +71,8 @@ def test_all_of_it_can_be_had_and_nothing_more(cuda_machine: Callable[..., Any])
 free, total = info()
 address = c_uint64()
 first = cu.cuMemAlloc_v2(byref(address), free)
-result = [free == total == GIB, first, try_alloc(1), info()[0], cu.cuMemFree_v2(address), try_alloc(free), info()[0] == free]
+result = [free == total == GIB, first, try_alloc(1), info()[0], cu.cuMemFree_v2(address), try_alloc(free),
+        info()[0] == free]
 """
     assert run(machine, code) == [True, 0, 2, 0, 0, 0, True]
 
@@ -114,7 +115,8 @@ host = c_void_p()
 expect(cu.cuMemHostAlloc(byref(host), 4096, 0))
 handle = create(2 * MIB)
 result = [cu.cuMemFree_v2(0), cu.cuMemFree_v2(0x1234), cu.cuMemFree_v2(address + 512), cu.cuMemFree_v2(2**63),
-          cu.cuMemFree_v2(host.value), cu.cuMemFree_v2(address), cu.cuMemFree_v2(address), cu.cuMemFreeAsync(address, None),
+          cu.cuMemFree_v2(host.value), cu.cuMemFree_v2(address), cu.cuMemFree_v2(address),
+          cu.cuMemFreeAsync(address, None),
           cu.cuMemFreeHost(c_void_p(address)), cu.cuMemFreeHost(host), cu.cuMemFreeHost(host),
           cu.cuMemRelease(handle), cu.cuMemRelease(handle), cu.cuMemRelease(77), used()]
 """
@@ -125,7 +127,8 @@ def test_b131_memory_of_pools_and_external_memory_is_freed_by_cumemfree(cuda_mac
     code = """
 import os
 class MemoryDesc(ctypes.Structure):
-    _fields_ = (("type", c_int), ("handle", c_void_p * 2), ("size", c_uint64), ("flags", c_uint), ("reserved", c_uint * 16))
+    _fields_ = (("type", c_int), ("handle", c_void_p * 2), ("size", c_uint64), ("flags", c_uint), ("reserved",
+            c_uint * 16))
 class BufferDesc(ctypes.Structure):
     _fields_ = (("offset", c_uint64), ("size", c_uint64), ("flags", c_uint), ("reserved", c_uint * 16))
 address, memory = c_uint64(), c_void_p()
@@ -180,7 +183,8 @@ def test_b136_locations_of_handles(cuda_machine: Callable[..., Any]) -> None:
     code = """
 handle = c_uint64()
 result = []
-for prop in (device_prop(0, location=2), device_prop(0, location=3), device_prop(1), device_prop(99), device_prop(0, location=9)):
+for prop in (device_prop(0, location=2), device_prop(0, location=3), device_prop(1), device_prop(99),
+        device_prop(0, location=9)):
     result.append(cu.cuMemCreate(byref(handle), GIB, byref(prop), 0))
 result.append(used())
 other = c_void_p()
@@ -252,7 +256,8 @@ for step in range(20000):
         del live[address]
         ok &= cu.cuMemFree_v2(address) == 0
     else:
-        size = random.choice((1, 512, 700, 5000, 65536, MIB, MIB + 1, 3 * MIB, 600 * MIB)) if step % 3 else random.randint(1, 9 * MIB)
+        size = random.choice((1, 512, 700, 5000, 65536, MIB, MIB + 1, 3 * MIB,
+                600 * MIB)) if step % 3 else random.randint(1, 9 * MIB)
         address = c_uint64()
         if cu.cuMemAlloc_v2(byref(address), size) == 0:
             ok &= address.value not in live
@@ -306,7 +311,8 @@ context = c_void_p()
 expect(cu.cuCtxGetCurrent(byref(context)))
 result = [ask(device + 9, 2, c_int), ask(host.value, 2, c_int), ask(ctypes.addressof(mine) + 4999, 2, c_int),
           ask(device, 1, c_uint64) == context.value, ask(device + 9, 9, c_int), ask(device + 9, 11, c_uint64) == device,
-          ask(device + 9, 12, c_uint64), ask(device, 13, ctypes.c_ubyte), ask(0x1000, 2, c_int), ask(device, 4, c_uint64),
+          ask(device + 9, 12, c_uint64), ask(device, 13, ctypes.c_ubyte), ask(0x1000, 2, c_int), ask(device, 4,
+                  c_uint64),
           ask(host.value, 4, c_uint64) == host.value, ask(device, 7, c_uint64) != ask(host.value, 7, c_uint64)]
 result += [cu.cuMemHostRegister_v2(mine, 10, 0), cu.cuMemHostUnregister(mine), cu.cuMemHostUnregister(mine)]
 """

@@ -131,7 +131,8 @@ kept = c_uint64()
 expect(cu.cuMemRetainAllocationHandle(byref(kept), where.value + 2 * GIB + 77))
 result += [cu.cuMemUnmap(where.value + 2 * GIB, size), used() >> 20, cu.cuMemRelease(kept), used() >> 20]
 result += [cu.cuMemAddressFree(where.value, 4 * GIB)]
-result += [cu.cuMemCreate(byref(again), size, byref(device_prop()), 0), cu.cuMemCreate(byref(again), size, byref(device_prop()), 0)]
+result += [cu.cuMemCreate(byref(again), size, byref(device_prop()), 0), cu.cuMemCreate(byref(again), size,
+        byref(device_prop()), 0)]
 """
     assert run(cuda_machine({"memory_bytes": "1GiB"}), code) == [
         *(768, 768, 0, 768),
@@ -152,7 +153,8 @@ def test_sizes_of_handles_must_fit_the_granularity(cuda_machine: Callable[..., A
 handle, size = c_uint64(), c_size_t()
 expect(cu.cuMemGetAllocationGranularity(byref(size), byref(device_prop()), 0))
 result = [size.value >> 10, cu.cuMemCreate(byref(handle), 4096, byref(device_prop()), 0),
-          cu.cuMemCreate(byref(handle), 0, byref(device_prop()), 0), cu.cuMemAddressReserve(byref(handle), 4096, 0, 0, 0)]
+          cu.cuMemCreate(byref(handle), 0, byref(device_prop()), 0), cu.cuMemAddressReserve(byref(handle), 4096,
+                  0, 0, 0)]
 """
     assert run(cuda_machine(), code) == [2048, 1, 1, 1]
 
@@ -206,7 +208,8 @@ with socket.socket(socket.AF_UNIX) as sock:
 result = [used() >> 20]
 """
     with machine.start(PRELUDE + importer, path) as program:
-        assert program.stdout is not None and program.stdout.readline() == "ready\n"
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
         assert machine.python(PRELUDE + exporter, path) == [4]
         out, err = program.communicate(timeout=30)
     assert program.returncode == 0, err
@@ -245,7 +248,8 @@ if code == 0:
                cu.cuIpcCloseMemHandle(address), cu.cuIpcCloseMemHandle(address), cu.cuIpcCloseMemHandle(address)]
 """
     with machine.start(PRELUDE + owner) as program:
-        assert program.stdout is not None and program.stdin is not None
+        assert program.stdin is not None
+        assert program.stdout is not None
         handle, own = program.stdout.readline().split()
         assert own == "201"  # not in the process that made it
         assert machine.python(PRELUDE + other, handle) == [0, "before after", True, 1, 1024, 0, 0, 1]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,7 +67,8 @@ os.read(0, 1)
 import subprocess
 stale = []
 for round in range(20):
-    child = subprocess.Popen([sys.executable, "-c", "import os, sys\\n" + child_code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", "import os, sys\\n" + child_code]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout.read(1) == b"x"
     before = used()
     child.send_signal(signal.SIGKILL)
@@ -372,18 +374,26 @@ def test_accounts_cross_pid_namespaces(cuda_machine: Callable[..., Any]) -> None
     until(two, "wait")
     seen = json.loads(machine.tool("fakegpuctl", "status").stdout)["cards"][0]["processes"]
     assert {row["own_pid"] for row in seen} == {1}
-    assert all(row["pid"] > 1 and os.path.exists(f"/proc/{row['pid']}") for row in seen)
-    one.kill()
-    one.wait(30)
+    assert all(row["pid"] > 1 and Path(f"/proc/{row['pid']}").exists() for row in seen)
+
+    def end_of(program: subprocess.Popen[str], left: tuple[int, ...]) -> None:
+        """Kills the outer process; the inner one dies by the kernel's hand a moment later."""
+        program.kill()
+        program.wait(30)
+        deadline = time.monotonic() + 10
+        while used(machine) not in left and time.monotonic() < deadline:
+            pass
+        assert used(machine) in left
+
+    held = used(machine)
+    end_of(one, (held - 512 * MIB,))
     assert two.stdin is not None
     two.stdin.write("\n")
     two.stdin.flush()
     until(two, "wait")
     assert used(machine) in (600 * MIB, 1200 * MIB)
-    two.kill()
-    two.wait(30)
+    end_of(two, (0,))
     for program in (one, two):
         for pipe in (program.stdin, program.stdout):
             assert pipe is not None
             pipe.close()
-    assert used(machine) == 0

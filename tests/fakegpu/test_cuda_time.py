@@ -233,7 +233,13 @@ def test_without_a_time_slice_a_kernel_runs_to_its_end(cuda_machine: Callable[..
 def test_a_deep_queue_is_the_problem_of_its_owner(cuda_machine: Callable[..., Any]) -> None:
     """A process that has queued a second of work does not keep another from its turn."""
     machine = cuda_machine()
-    flood = "function = kernel('spin_us_1000')\nfor _ in range(1000):\n    expect(launch(function))\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+    flood = """
+function = kernel('spin_us_1000')
+for _ in range(1000):
+    expect(launch(function))
+print('ready', flush=True)
+sys.stdin.readline()
+"""
     program = machine.start(PRELUDE + "start()\n" + flood)
     assert program.stdout.readline() == "ready\n"
     code = """
