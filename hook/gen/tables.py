@@ -35,6 +35,7 @@ BY_VALUE: Final = {
     "CUdevResourceDesc": "void *",
     "VdpDevice": "uint32_t",
     "CUmemAllocationType": "int",
+    "nvmlSamplingType_t": "int",
     "CUdevice_attribute": "int",
     "CUmemPool_attribute": "int",
     "CUgraphMem_attribute": "int",

@@ -24,8 +24,12 @@ static struct aq_usage_slot *claim(struct aq_share *share)
 	if (slot == NULL) {
 		if (!process->known)
 			aq_identify(process);
-		/* Neighbours that ended before we came are nobody's business any more. */
+		/* Neighbours that ended before we came are nobody's business any more. Where no node looks
+		 * after the other cards, we do. */
 		aq_share_tidy(share);
+		for (uint32_t i = 0; share->grant == NULL && i < aq_share_count; i++)
+			if (i != share->index)
+				aq_share_tidy(&aq_shares[i]);
 		uint64_t owner;
 		int index =
 		    aq_account_claim(&share->account, process->pid, process->start, process->pidns, &owner);
@@ -76,7 +80,7 @@ void aq_share_tidy(struct aq_share *share)
 		if (owner == 0)
 			continue;
 		uint64_t pidns = __atomic_load_n(&slot->pidns, __ATOMIC_SEQ_CST);
-		if (aq_owner_gone(process, owner, pidns, maps ? &region : NULL))
+		if (aq_owner_left(process, owner, pidns, maps ? &region : NULL))
 			aq_account_reap(&share->account, i, owner);
 	}
 	aq_account_settle(&share->account, SETTLE_ATTEMPTS, NULL);

@@ -10,6 +10,7 @@
 #include "crc32.h"
 #include "files.h"
 #include "sigbus.h"
+#include "view.h"
 
 struct folder {
 	char names[AQ_MAX_SHARES][AQ_NAME_LEN + 1];
@@ -66,8 +67,10 @@ void aq_share_refresh(struct aq_share *share)
 	struct aq_grant_slot slot;
 	uint64_t selector = __atomic_load_n(&share->grant->selector, __ATOMIC_ACQUIRE);
 	/* An unreadable slot leaves what was in force before. */
-	if (read_slot(share->grant, selector, &slot))
+	if (read_slot(share->grant, selector, &slot)) {
 		adopt(share, &slot);
+		aq_view_describe_grants();
+	}
 }
 
 /* NULL, or why this grant cannot be used. */

@@ -9,6 +9,7 @@
 
 #include "charge.h"
 #include "entry.h"
+#include "limiter.h"
 #include "pages.h"
 #include "place.h"
 #include "pool.h"
@@ -211,6 +212,8 @@ HOOK(CUresult, cuGraphExecDestroy, (CUgraphExec exec))
 	uint64_t entry = 0;
 	bool ours = aq_table_take(&process->graph_execs, (uintptr_t)exec, &entry);
 	CUresult result = REAL(cuGraphExecDestroy)(exec);
+	if (result == CUDA_SUCCESS)
+		aq_limiter_forget(exec);
 	if (ours && result != CUDA_SUCCESS)
 		aq_table_put(&process->graph_execs, (uintptr_t)exec, entry);
 	else if (ours)

@@ -301,8 +301,8 @@ void aq_launch_end(struct aq_launch *launch, CUresult result)
 void aq_limiter_forget(const void *key)
 {
 	struct aq_limiter *limiter = __atomic_load_n(&aq_process()->limiter, __ATOMIC_ACQUIRE);
-	if (limiter && key)
-		aq_key_forget(&limiter->keys, key);
+	for (unsigned card = 0; limiter && key && card < aq_card_count; card++)
+		aq_key_forget(&limiter->keys, key, card);
 }
 
 void aq_limiter_context_gone(CUcontext context)

@@ -69,6 +69,9 @@ uint64_t aq_key_charge(const struct aq_keys *keys, const struct aq_key *entry)
 {
 	if (entry->measured)
 		return __atomic_load_n(&entry->estimate_ns, __ATOMIC_RELAXED);
+	/* Of something that has changed since, the old length. */
+	if (__atomic_load_n(&entry->estimate_ns, __ATOMIC_RELAXED))
+		return __atomic_load_n(&entry->estimate_ns, __ATOMIC_RELAXED);
 	uint64_t guess = __atomic_load_n(&keys->guess_ns, __ATOMIC_RELAXED);
 	return guess ? guess : FIRST_GUESS_NS;
 }
@@ -139,12 +142,12 @@ uint64_t aq_key_learn(struct aq_keys *keys, struct aq_key *entry, uint64_t ns, e
 	return how == AQ_MEASURED_SHARED ? estimate : ns;
 }
 
-void aq_key_forget(struct aq_keys *keys, const void *key)
+void aq_key_forget(struct aq_keys *keys, const void *key, unsigned card)
 {
-	aq_lock(&keys->lock);
-	for (unsigned set = 0; set < AQ_KEY_SETS; set++)
-		for (unsigned way = 0; way < AQ_KEY_WAYS; way++)
-			if (keys->set[set][way].key == key)
-				clear(&keys->set[set][way], key, keys->set[set][way].blocks);
-	aq_unlock(&keys->lock);
+	struct aq_key *set = aq_key_home(keys, key, 0, card);
+	for (unsigned way = 0; way < AQ_KEY_WAYS; way++)
+		if (aq_key_is(&set[way], key, 0, card)) {
+			set[way].measured = 0;
+			__atomic_store_n(&set[way].quick, 0, __ATOMIC_RELAXED);
+		}
 }

@@ -88,7 +88,7 @@ enum aq_measured {
 /* One launch took `ns`. Returns what it should have been charged. */
 uint64_t aq_key_learn(struct aq_keys *keys, struct aq_key *entry, uint64_t ns, enum aq_measured how);
 
-/* Nothing is known any more of what has this key, whatever its grid. */
-void aq_key_forget(struct aq_keys *keys, const void *key);
+/* What has this key (and no grid) has changed: the old length is only the best guess at the new one. */
+void aq_key_forget(struct aq_keys *keys, const void *key, unsigned card);
 
 #endif

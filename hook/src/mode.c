@@ -11,6 +11,7 @@
 #include "lock.h"
 #include "process.h"
 #include "standalone.h"
+#include "view.h"
 
 int aq_mode_word;
 
@@ -60,6 +61,10 @@ enum aq_mode aq_decide(void)
 	enum aq_mode mode = (enum aq_mode)__atomic_load_n(&aq_mode_word, __ATOMIC_ACQUIRE);
 	if (mode == AQ_MODE_UNDECIDED) {
 		mode = decide();
+		if (mode == AQ_MODE_GRANT) {
+			aq_view_open(false);
+			aq_view_describe_grants();
+		}
 		__atomic_store_n(&aq_mode_word, (int)mode, __ATOMIC_RELEASE);
 	}
 	aq_unlock(&process->deciding);

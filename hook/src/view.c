@@ -150,6 +150,25 @@ void aq_view_describe(unsigned index, const CUuuid *uuid, uint64_t memory, uint3
 		view->devices = index + 1;
 }
 
+void aq_view_describe_grants(void)
+{
+	for (unsigned number = 0; aq_view_word && number < aq_card_count; number++) {
+		const struct aq_card *card = &aq_cards[number];
+		uint64_t units = 0;
+		uint32_t cores = 0, priority = 1;
+		for (uint32_t i = 0; i < card->share_count; i++) {
+			const struct aq_share *share = &aq_shares[card->share[i]];
+			uint64_t limit = __atomic_load_n(&share->limit, __ATOMIC_RELAXED);
+			units = limit == AQ_UNLIMITED || units == AQ_UNLIMITED ? AQ_UNLIMITED : units + limit;
+			cores += __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
+			if (__atomic_load_n(&share->priority, __ATOMIC_RELAXED) == 0)
+				priority = 0;
+		}
+		aq_view_describe(number, &card->uuid, units == AQ_UNLIMITED ? 0 : units << AQ_UNIT_SHIFT,
+				 cores, priority);
+	}
+}
+
 /* Place of a share's card in the region. */
 static unsigned device_of(const struct aq_share *share)
 {

@@ -25,6 +25,9 @@ struct aq_usage_file *aq_view_account(unsigned index);
 /* Enters a card. */
 void aq_view_describe(unsigned index, const CUuuid *uuid, uint64_t memory, uint32_t cores, uint32_t priority);
 
+/* Enters all cards of the grants, as they are now. */
+void aq_view_describe_grants(void);
+
 void aq_view_write(const struct aq_share *share, const struct aq_usage_slot *slot);
 
 static inline void aq_view_update(const struct aq_share *share, const struct aq_usage_slot *slot)
