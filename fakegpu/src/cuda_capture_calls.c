@@ -67,7 +67,7 @@ CUresult cu_capture_add_alloc(struct CUstream_st *stream, size_t size, struct cu
 			      CUdeviceptr *address)
 {
 	struct cu_node_params params = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
-	CUgraphNode made;
+	CUgraphNode made = NULL;
 	CUresult result;
 
 	params.u.memory.params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -75,7 +75,7 @@ CUresult cu_capture_add_alloc(struct CUstream_st *stream, size_t size, struct cu
 	params.u.memory.params.poolProps.location.id = device->ordinal;
 	params.u.memory.params.bytesize = size;
 	result = cu_capture_add(stream, &params, &made);
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS && made != NULL)
 		*address = made->params.u.memory.params.dptr;
 	return result;
 }

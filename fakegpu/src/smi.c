@@ -174,7 +174,7 @@ static const char *value_of(int argc, char **argv, int *at, const char *letter, 
 	if (length > 0 && strncmp(argv[*at], word, length) == 0 && argv[*at][length] == '=')
 		return argv[*at] + length + 1;
 	if ((letter != NULL && strcmp(argv[*at], letter) == 0) ||
-	    (length > 0 && strcmp(argv[*at], word) == 0)) {
+	    (word != NULL && strcmp(argv[*at], word) == 0)) {
 		if (*at + 1 >= argc) {
 			printf("Option %s needs a value. Please run 'nvidia-smi -h' for help.\n", argv[*at]);
 			exit(2);
