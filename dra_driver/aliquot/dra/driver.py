@@ -10,6 +10,7 @@ a card; and stopping never deletes slices nor leaves a registration socket behin
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -99,7 +100,7 @@ class Driver:
         boot_id = read_boot_id(proc)
         self.endpoint = (
             Endpoint(
-                settings.http_address,
+                settings.http_address or ("::" if socket.has_dualstack_ipv6() else ""),
                 settings.http_port,
                 self.metrics.registry,
                 healthy={"driver": lambda: _first(self.not_alive())},

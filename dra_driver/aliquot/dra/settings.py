@@ -60,6 +60,7 @@ class Settings:
     config: NodeConfig
     config_file: Path | None
     http_address: str
+    """Empty = every address of IPv4 and, where there is one, of IPv6."""
     http_port: int
     """0 = no HTTP endpoint."""
     pod_uid: str
@@ -124,7 +125,9 @@ _OPTIONS: Final = (
     _Option("--hook-dir", "ALIQUOT_HOOK_DIR", "", "DIR", "where libvgpu-strict.so lies; else the packaged one"),
     _Option("--config", "ALIQUOT_CONFIG", "", "FILE", "how the cards are offered, see below"),
     _Option("--extra-edits", "ALIQUOT_EXTRA_EDITS", "", "FILE", "CDI containerEdits added to those of every grant"),
-    _Option("--http-address", "ALIQUOT_HTTP_ADDRESS", "0.0.0.0", "IP", "where /metrics, /healthz and /readyz listen"),  # noqa: S104
+    _Option(
+        "--http-address", "ALIQUOT_HTTP_ADDRESS", "", "IP", "where /metrics, /healthz, /readyz listen; without it all"
+    ),
     _Option("--http-port", "ALIQUOT_HTTP_PORT", str(DEFAULT_PORT), "PORT", "their port; 0 = none"),
     _Option("--pod-uid", "POD_UID", "", "UID", "names this instance's sockets, so that two may overlap in an update"),
     _Option("--log-format", "ALIQUOT_LOG_FORMAT", "json", "", "format of the log", ("json", "console")),
@@ -301,6 +304,8 @@ def _driver_root(here: str, host: str) -> tuple[str, str]:
 
 
 def _address(text: str) -> str:
+    if not text:
+        return ""
     try:
         return str(ipaddress.ip_address(text))
     except ValueError as err:
