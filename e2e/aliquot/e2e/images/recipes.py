@@ -176,7 +176,9 @@ def _compile_python(folder: Path, debian: Layer) -> None:
     packages = f"usr/lib/python{_PYTHON}/dist-packages"
     with tempfile.TemporaryDirectory(prefix=".root-", dir=images_dir()) as scratch:
         with tarfile.open(debian.path) as tar:
-            tar.extractall(scratch, filter="fully_trusted")
+            # As an attribute: the argument `filter` is younger than Debian 12's Python.
+            tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+            tar.extractall(scratch)
         shutil.rmtree(Path(scratch) / packages, ignore_errors=True)
         shutil.move(folder / packages, Path(scratch) / packages)
         _run_compiler(Path(scratch), f"/{packages}")
