@@ -136,7 +136,7 @@ struct aq_usage_slot {
 	uint64_t pidns; /* inode of the owner's PID namespace; 0 = not known (yet) */
 	uint64_t host_pid; /* written by the node daemon once it knows; 0 = not known */
 	uint64_t context_bytes; /* the part of the charge that is context overhead */
-	uint64_t spilled_bytes; /* oversubscription: held in managed memory, outside the charge */
+	uint64_t spilled_bytes; /* oversubscription: the part of the charge that lies in managed memory */
 	uint64_t launches; /* statistics, not exact under concurrency */
 	uint64_t device_ns; /* device time charged to this process */
 	uint8_t reserved[AQ_USAGE_SLOT_SIZE - 64];
@@ -152,6 +152,20 @@ struct aq_usage_bucket {
 	uint64_t reserved[11];
 };
 
+/* Which call asked for memory that was not there. */
+enum aq_refusal {
+	AQ_REFUSED_LINEAR = 0,
+	AQ_REFUSED_PITCHED = 1,
+	AQ_REFUSED_MANAGED = 2,
+	AQ_REFUSED_ASYNC = 3, /* stream-ordered, the device's or an own pool */
+	AQ_REFUSED_HANDLE = 4, /* cuMemCreate */
+	AQ_REFUSED_ARRAY = 5,
+	AQ_REFUSED_MIPMAP = 6,
+	AQ_REFUSED_GRAPH = 7,
+	AQ_REFUSED_CONTEXT = 8,
+	AQ_REFUSALS = 12,
+};
+
 struct aq_usage_file {
 	uint32_t magic;
 	uint16_t major;
@@ -161,7 +175,7 @@ struct aq_usage_file {
 	uint32_t slot_size;
 	uint32_t slot_count;
 	uint64_t complaints; /* bit set: what a hook found wrong with this file; the node reports it */
-	uint8_t reserved0[96];
+	uint64_t refused[AQ_REFUSALS]; /* allocations refused for want of room, by kind */
 	uint64_t account; /* own cache line (offset 128): units and sequence */
 	uint64_t epoch; /* bumped twice by every settle */
 	uint64_t unsettled; /* non-zero: somebody left units behind that the next settle takes off */
@@ -188,6 +202,7 @@ AQ_ASSERT_AT(aq_grant_slot, bus_id, 144);
 AQ_ASSERT_AT(aq_grant_slot, name, 176);
 AQ_ASSERT_AT(aq_grant_slot, checksum, 1020);
 AQ_ASSERT_AT(aq_usage_file, complaints, 24);
+AQ_ASSERT_AT(aq_usage_file, refused, 32);
 AQ_ASSERT_AT(aq_usage_file, account, 128);
 AQ_ASSERT_AT(aq_usage_file, epoch, 136);
 AQ_ASSERT_AT(aq_usage_file, bucket, 256);

@@ -7,9 +7,11 @@
 #include <errno.h>
 #include <time.h>
 
+#include "entry.h"
 #include "identity.h"
 #include "lock.h"
 #include "pool.h"
+#include "priority.h"
 #include "say.h"
 #include "view.h"
 
@@ -169,8 +171,9 @@ void aq_make_room(unsigned number)
 		aq_share_tidy(&aq_shares[card->share[i]]);
 }
 
-int aq_charge(unsigned card, uint64_t units)
+int aq_charge(unsigned card, uint64_t units, enum aq_refusal kind)
 {
+	aq_suspend_wait(card);
 	if (__builtin_expect(aq_charge_quickly(card, units) == 0, 1))
 		return 0;
 	aq_make_room(card);
@@ -181,15 +184,28 @@ int aq_charge(unsigned card, uint64_t units)
 		if (aq_charge_quickly(card, units) == 0)
 			return 0;
 	}
-	aq_refused(card, units);
+	aq_refused(card, kind);
 	return -ENOMEM;
 }
 
-void aq_refused(unsigned card, uint64_t units)
+void aq_refused(unsigned number, enum aq_refusal kind)
 {
-	(void)card;
-	(void)units;
-	__atomic_fetch_add(&aq_process()->refused, 1, __ATOMIC_RELAXED);
+	const struct aq_share *share = &aq_shares[aq_cards[number].share[0]];
+	__atomic_fetch_add(&share->account.file->refused[kind], 1, __ATOMIC_RELAXED);
+}
+
+void aq_spilled(unsigned number, int64_t units)
+{
+	struct aq_usage_slot *slot = aq_slot(&aq_shares[aq_cards[number].share[0]]);
+	if (slot)
+		__atomic_fetch_add(&slot->spilled_bytes, (uint64_t)units << AQ_UNIT_SHIFT, __ATOMIC_RELAXED);
+}
+
+void aq_uncharge_entry(uint64_t entry)
+{
+	aq_uncharge(aq_entry_card(entry), aq_entry_units(entry));
+	if (__builtin_expect((entry & AQ_ENTRY_SPILLED) != 0, 0))
+		aq_spilled(aq_entry_card(entry), -(int64_t)aq_entry_units(entry));
 }
 
 void aq_uncharge(unsigned number, uint64_t units)

@@ -16,16 +16,23 @@
 #include "process.h"
 #include "state.h"
 
-/* 0, or -ENOMEM: it would pass the limit, even after giving back what nobody holds any more. */
-int aq_charge(unsigned card, uint64_t units);
+/* 0, or -ENOMEM: it would pass the limit, even after giving back what nobody holds any more; then it is
+ * counted as `kind`. Waits while the share is suspended. */
+int aq_charge(unsigned card, uint64_t units, enum aq_refusal kind);
 
 /* The same, but only looks at the account: for callers that hold a lock. */
 int aq_charge_quickly(unsigned card, uint64_t units);
 
 /* Counts an allocation that was refused for want of room. */
-void aq_refused(unsigned card, uint64_t units);
+void aq_refused(unsigned card, enum aq_refusal kind);
 
 void aq_uncharge(unsigned card, uint64_t units);
+
+/* The same for what a table has remembered (entry.h). */
+void aq_uncharge_entry(uint64_t entry);
+
+/* So many units more (or fewer) of what this process holds are in managed memory. */
+void aq_spilled(unsigned card, int64_t units);
 
 /* Gives back what is charged but not held: dead neighbours, unsettled accounts, memory that pools of this
  * process have returned to the driver since anybody looked. */

@@ -201,8 +201,10 @@ CUresult aq_context_begin(CUdevice ordinal, int *card)
 	case AQ_CHARGE:
 		if (!count_in(place.card)) {
 			aq_make_room(place.card);
-			if (!count_in(place.card))
+			if (!count_in(place.card)) {
+				aq_refused(place.card, AQ_REFUSED_CONTEXT);
 				return CUDA_ERROR_OUT_OF_MEMORY;
+			}
 		}
 		*card = (int)place.card;
 		return CUDA_SUCCESS;
@@ -232,7 +234,7 @@ static void lose(struct aq_table *table, uint64_t key, uint64_t entry, void *arg
 {
 	const struct loss *loss = argument;
 	if (aq_entry_context(entry) == loss->context && aq_table_take(table, key, &entry))
-		aq_uncharge(aq_entry_card(entry), aq_entry_units(entry));
+		aq_uncharge_entry(entry);
 }
 
 /* The context is no more, and with it what was allocated in it. */

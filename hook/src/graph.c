@@ -106,7 +106,7 @@ CUresult aq_graph_begin_slowly(CUgraphExec exec, struct aq_graph_request *reques
 			spare = reserved >> AQ_UNIT_SHIFT;
 		need = need > spare ? need - spare : 0;
 	}
-	if (need > 0 && aq_charge((unsigned)pool->card, need) < 0)
+	if (need > 0 && aq_charge((unsigned)pool->card, need, AQ_REFUSED_GRAPH) < 0)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	__atomic_add_fetch(&pool->pending, need, __ATOMIC_SEQ_CST);
 	__atomic_add_fetch(&pool->charged, need, __ATOMIC_SEQ_CST);
@@ -159,7 +159,7 @@ static CUresult with_params(__typeof__(&hook_cuGraphInstantiateWithParams) real,
 		add_graph(graph, &sum, 0);
 		if (sum.bytes > 0 && aq_place_device(sum.device, &place) == AQ_CHARGE) {
 			units = aq_units_of(sum.bytes);
-			if (aq_charge(place.card, units) < 0)
+			if (aq_charge(place.card, units, AQ_REFUSED_GRAPH) < 0)
 				return CUDA_ERROR_OUT_OF_MEMORY;
 		}
 	}

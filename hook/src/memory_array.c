@@ -62,10 +62,12 @@ struct request {
 	struct aq_place place;
 	uint64_t units;
 	bool charged;
+	enum aq_refusal kind;
 };
 
 /* CUDA_SUCCESS: call the driver. */
-static CUresult begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels)
+static CUresult begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels,
+		      enum aq_refusal kind)
 {
 	uint64_t bytes = 0;
 	request->charged = false;
@@ -81,7 +83,8 @@ static CUresult begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *ar
 		bytes = bytes > UINT64_MAX - more ? UINT64_MAX : bytes + more;
 	}
 	request->units = aq_units_of(round_up(bytes, PAGE_BYTES));
-	if (aq_charge(request->place.card, request->units) < 0)
+	request->kind = kind;
+	if (aq_charge(request->place.card, request->units, kind) < 0)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	request->charged = true;
 	return CUDA_SUCCESS;
@@ -95,7 +98,7 @@ static bool correct(struct request *request, CUresult told, const CUDA_ARRAY_MEM
 		return true;
 	if (units < request->units)
 		aq_uncharge(request->place.card, request->units - units);
-	else if (aq_charge(request->place.card, units - request->units) < 0)
+	else if (aq_charge(request->place.card, units - request->units, request->kind) < 0)
 		return false;
 	request->units = units;
 	return true;
@@ -119,6 +122,8 @@ static CUresult end_array(struct request *request, CUresult result, const CUarra
 		REAL(cuArrayDestroy)(*array);
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		aq_refused(request->place.card, request->kind);
 	aq_uncharge(request->place.card, request->units);
 	return result;
 }
@@ -126,7 +131,7 @@ static CUresult end_array(struct request *request, CUresult result, const CUarra
 HOOK(CUresult, cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *description))
 {
 	struct request request;
-	CUresult result = begin(&request, description, 1);
+	CUresult result = begin(&request, description, 1, AQ_REFUSED_ARRAY);
 	if (result != CUDA_SUCCESS)
 		return result;
 	return end_array(&request, REAL(cuArray3DCreate_v2)(array, description), array);
@@ -139,7 +144,7 @@ HOOK(CUresult, cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_
 	if (narrow)
 		wide = (CUDA_ARRAY3D_DESCRIPTOR){narrow->Width,  narrow->Height,      narrow->Depth,
 						 narrow->Format, narrow->NumChannels, narrow->Flags};
-	CUresult result = begin(&request, narrow ? &wide : NULL, 1);
+	CUresult result = begin(&request, narrow ? &wide : NULL, 1, AQ_REFUSED_ARRAY);
 	if (result != CUDA_SUCCESS)
 		return result;
 	return end_array(&request, REAL(cuArray3DCreate)(array, narrow), array);
@@ -152,7 +157,7 @@ HOOK(CUresult, cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *
 	if (flat)
 		deep = (CUDA_ARRAY3D_DESCRIPTOR){flat->Width,  flat->Height,      0,
 						 flat->Format, flat->NumChannels, 0};
-	CUresult result = begin(&request, flat ? &deep : NULL, 1);
+	CUresult result = begin(&request, flat ? &deep : NULL, 1, AQ_REFUSED_ARRAY);
 	if (result != CUDA_SUCCESS)
 		return result;
 	return end_array(&request, REAL(cuArrayCreate_v2)(array, flat), array);
@@ -165,7 +170,7 @@ HOOK(CUresult, cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *
 	if (flat)
 		deep = (CUDA_ARRAY3D_DESCRIPTOR){flat->Width,  flat->Height,      0,
 						 flat->Format, flat->NumChannels, 0};
-	CUresult result = begin(&request, flat ? &deep : NULL, 1);
+	CUresult result = begin(&request, flat ? &deep : NULL, 1, AQ_REFUSED_ARRAY);
 	if (result != CUDA_SUCCESS)
 		return result;
 	return end_array(&request, REAL(cuArrayCreate)(array, flat), array);
@@ -176,7 +181,7 @@ HOOK(CUresult, cuMipmappedArrayCreate,
 {
 	struct request request;
 	CUDA_ARRAY_MEMORY_REQUIREMENTS real = {0};
-	CUresult result = begin(&request, description, levels);
+	CUresult result = begin(&request, description, levels, AQ_REFUSED_MIPMAP);
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = REAL(cuMipmappedArrayCreate)(array, description, levels);
@@ -190,6 +195,8 @@ HOOK(CUresult, cuMipmappedArrayCreate,
 		REAL(cuMipmappedArrayDestroy)(*array);
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		aq_refused(request.place.card, request.kind);
 	aq_uncharge(request.place.card, request.units);
 	return result;
 }
@@ -204,7 +211,7 @@ static CUresult destroyed(CUresult result, const void *handle, bool ours, uint64
 	if (ours && result != CUDA_SUCCESS)
 		aq_table_put(&aq_process()->arrays, (uintptr_t)handle, entry);
 	else if (ours)
-		aq_uncharge(aq_entry_card(entry), aq_entry_units(entry));
+		aq_uncharge_entry(entry);
 	return result;
 }
 

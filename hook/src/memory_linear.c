@@ -9,81 +9,96 @@
 #include "entry.h"
 #include "place.h"
 #include "pool.h"
+#include "query.h"
 #include "resolve.h"
 
-/* Remembers what was allocated; when that cannot be done the memory goes back, since nobody could uncharge
- * it. */
-static CUresult remember(CUdeviceptr address, uint64_t units, const struct aq_place *place)
-{
-	if (aq_table_put(&aq_process()->addresses, address, aq_entry(units, place->card, place->context)))
-		return CUDA_SUCCESS;
-	REAL(cuMemFree_v2)(address);
-	aq_uncharge(place->card, units);
-	return CUDA_ERROR_OUT_OF_MEMORY;
-}
+/* Managed memory that any stream may use: what a program expects of memory it did not ask to be managed. */
+#define ATTACH_GLOBAL 1u
 
-/* CUDA_SUCCESS: `units` are charged. `*pass`: the driver is to be called and nothing remembered. */
-static CUresult reserve(struct aq_place *place, uint64_t bytes, uint64_t *units, bool *pass)
+struct request {
+	struct aq_place place;
+	uint64_t units;
+	bool charged; /* else the driver is called and nothing remembered */
+};
+
+/* CUDA_SUCCESS: call the driver. */
+static CUresult begin(struct request *request, uint64_t bytes, enum aq_refusal kind)
 {
-	enum aq_verdict verdict = bytes == 0 ? AQ_PASS : aq_place_here(place);
-	*pass = verdict == AQ_PASS;
-	if (*pass)
+	enum aq_verdict verdict = bytes == 0 ? AQ_PASS : aq_place_here(&request->place);
+	request->charged = false;
+	if (verdict == AQ_PASS)
 		return CUDA_SUCCESS;
 	if (verdict == AQ_REFUSE)
 		return CUDA_ERROR_NOT_PERMITTED;
-	*units = aq_units_of(bytes);
-	return aq_charge(place->card, *units) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	request->units = aq_units_of(bytes);
+	if (aq_charge(request->place.card, request->units, kind) < 0)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	request->charged = true;
+	return CUDA_SUCCESS;
+}
+
+/* The card is full, but the share goes beyond the card: then as managed memory. */
+static CUresult spill(const struct request *request, CUdeviceptr *address, uint64_t bytes,
+		      enum aq_refusal kind)
+{
+	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+	if (request->charged && aq_oversubscribed(request->place.card))
+		result = REAL(cuMemAllocManaged)(address, bytes, ATTACH_GLOBAL);
+	if (result != CUDA_SUCCESS && request->charged)
+		aq_refused(request->place.card, kind);
+	return result;
+}
+
+/* After the driver. What cannot be remembered goes back, since nobody could uncharge it. */
+static CUresult end(const struct request *request, CUresult result, CUdeviceptr address, bool spilled)
+{
+	if (!request->charged)
+		return result;
+	uint64_t entry = aq_entry(request->units, request->place.card, request->place.context);
+	if (spilled)
+		entry |= AQ_ENTRY_SPILLED;
+	if (result == CUDA_SUCCESS && !aq_table_put(&aq_process()->addresses, address, entry)) {
+		REAL(cuMemFree_v2)(address);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (result != CUDA_SUCCESS)
+		aq_uncharge(request->place.card, request->units);
+	else if (spilled)
+		aq_spilled(request->place.card, (int64_t)request->units);
+	return result;
 }
 
 HOOK(CUresult, cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))
 {
-	struct aq_place place;
-	uint64_t units;
-	bool pass;
-	CUresult result = reserve(&place, bytes, &units, &pass);
+	struct request request;
+	CUresult result = begin(&request, bytes, AQ_REFUSED_LINEAR);
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = REAL(cuMemAlloc_v2)(address, bytes);
-	if (pass)
-		return result;
-	if (result == CUDA_SUCCESS)
-		return remember(*address, units, &place);
-	aq_uncharge(place.card, units);
-	return result;
+	bool spilled = result == CUDA_ERROR_OUT_OF_MEMORY;
+	if (spilled)
+		result = spill(&request, address, bytes, AQ_REFUSED_LINEAR);
+	return end(&request, result, result == CUDA_SUCCESS ? *address : 0, spilled);
 }
 
 HOOK(CUresult, cuMemAlloc, (CUdeviceptr_v1 * address, unsigned bytes))
 {
-	struct aq_place place;
-	uint64_t units;
-	bool pass;
-	CUresult result = reserve(&place, bytes, &units, &pass);
+	struct request request;
+	CUresult result = begin(&request, bytes, AQ_REFUSED_LINEAR);
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = REAL(cuMemAlloc)(address, bytes);
-	if (pass)
-		return result;
-	if (result == CUDA_SUCCESS)
-		return remember(*address, units, &place);
-	aq_uncharge(place.card, units);
-	return result;
+	return end(&request, result, result == CUDA_SUCCESS ? *address : 0, false);
 }
 
 HOOK(CUresult, cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned flags))
 {
-	struct aq_place place;
-	uint64_t units;
-	bool pass;
-	CUresult result = reserve(&place, bytes, &units, &pass);
+	struct request request;
+	CUresult result = begin(&request, bytes, AQ_REFUSED_MANAGED);
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = REAL(cuMemAllocManaged)(address, bytes, flags);
-	if (pass)
-		return result;
-	if (result == CUDA_SUCCESS)
-		return remember(*address, units, &place);
-	aq_uncharge(place.card, units);
-	return result;
+	return end(&request, result, result == CUDA_SUCCESS ? *address : 0, false);
 }
 
 /* ---- pitched ------------------------------------------------------------------------------------ */
@@ -112,56 +127,56 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 }
 
 /* After the driver's answer: charge what the real pitch takes, or give the memory back. */
-static CUresult settle_pitch(CUdeviceptr address, uint64_t width, uint64_t pitch, uint64_t height,
-			     uint64_t units, const struct aq_place *place)
+static CUresult end_pitch(struct request *request, CUresult result, CUdeviceptr address, uint64_t width,
+			  uint64_t pitch, uint64_t height, bool spilled)
 {
+	if (!request->charged || result != CUDA_SUCCESS)
+		return end(request, result, address, spilled);
 	uint64_t real = aq_units_of(saturating_product(pitch, height));
 	if (pitch != pitched_bytes(width, 1))
 		learn_pitch(pitch);
-	if (real < units) {
-		aq_uncharge(place->card, units - real);
-	} else if (real > units && aq_charge(place->card, real - units) < 0) {
-		REAL(cuMemFree_v2)(address);
-		aq_uncharge(place->card, units);
-		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (real < request->units) {
+		aq_uncharge(request->place.card, request->units - real);
+		request->units = real;
+	} else if (real > request->units) {
+		if (aq_charge(request->place.card, real - request->units, AQ_REFUSED_PITCHED) < 0) {
+			REAL(cuMemFree_v2)(address);
+			return end(request, CUDA_ERROR_OUT_OF_MEMORY, address, spilled);
+		}
+		request->units = real;
 	}
-	return remember(address, real, place);
+	return end(request, result, address, spilled);
 }
 
 HOOK(CUresult, cuMemAllocPitch_v2,
      (CUdeviceptr * address, size_t *pitch, size_t width, size_t height, unsigned element))
 {
-	struct aq_place place;
-	uint64_t units;
-	bool pass;
-	CUresult result = reserve(&place, pitched_bytes(width, height), &units, &pass);
+	struct request request;
+	uint64_t bytes = pitched_bytes(width, height);
+	CUresult result = begin(&request, bytes, AQ_REFUSED_PITCHED);
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = REAL(cuMemAllocPitch_v2)(address, pitch, width, height, element);
-	if (pass)
-		return result;
-	if (result == CUDA_SUCCESS)
-		return settle_pitch(*address, width, *pitch, height, units, &place);
-	aq_uncharge(place.card, units);
-	return result;
+	bool spilled = result == CUDA_ERROR_OUT_OF_MEMORY;
+	if (spilled) {
+		result = spill(&request, address, bytes, AQ_REFUSED_PITCHED);
+		if (result == CUDA_SUCCESS)
+			*pitch = pitched_bytes(width, 1);
+	}
+	bool made = result == CUDA_SUCCESS;
+	return end_pitch(&request, result, made ? *address : 0, width, made ? *pitch : 0, height, spilled);
 }
 
 HOOK(CUresult, cuMemAllocPitch,
      (CUdeviceptr_v1 * address, unsigned *pitch, unsigned width, unsigned height, unsigned element))
 {
-	struct aq_place place;
-	uint64_t units;
-	bool pass;
-	CUresult result = reserve(&place, pitched_bytes(width, height), &units, &pass);
+	struct request request;
+	CUresult result = begin(&request, pitched_bytes(width, height), AQ_REFUSED_PITCHED);
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = REAL(cuMemAllocPitch)(address, pitch, width, height, element);
-	if (pass)
-		return result;
-	if (result == CUDA_SUCCESS)
-		return settle_pitch(*address, width, *pitch, height, units, &place);
-	aq_uncharge(place.card, units);
-	return result;
+	bool made = result == CUDA_SUCCESS;
+	return end_pitch(&request, result, made ? *address : 0, width, made ? *pitch : 0, height, false);
 }
 
 /* ---- free --------------------------------------------------------------------------------------- */
@@ -178,7 +193,7 @@ static CUresult freed(CUresult result, CUdeviceptr address, bool ours, uint64_t 
 	if (ours && result != CUDA_SUCCESS)
 		aq_table_put(&aq_process()->addresses, address, entry);
 	else if (ours)
-		aq_uncharge(aq_entry_card(entry), aq_entry_units(entry));
+		aq_uncharge_entry(entry);
 	else if (result == CUDA_SUCCESS)
 		aq_pools_freed();
 	return result;

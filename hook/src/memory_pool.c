@@ -38,7 +38,12 @@ static CUresult begin(struct aq_pool_request *request, CUmemoryPool handle, size
 static CUresult end(struct aq_pool_request *request, CUresult result, const CUdeviceptr *address,
 		    CUstream stream, __typeof__(&hook_cuMemFreeAsync) free_again)
 {
-	if (request->pool == NULL || aq_pool_end(request) == 0 || result != CUDA_SUCCESS)
+	if (request->pool == NULL)
+		return result;
+	/* The card itself is full: pools cannot move to managed memory. */
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		aq_refused((unsigned)request->pool->card, AQ_REFUSED_ASYNC);
+	if (aq_pool_end(request) == 0 || result != CUDA_SUCCESS)
 		return result;
 	/* The pool grew by more than was foreseen, and past the limit. */
 	free_again(*address, stream);

@@ -99,7 +99,7 @@ HOOK(CUresult, cuMemCreate,
 	if (block == NULL)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (aq_charge(place.card, units) == 0) {
+	if (aq_charge(place.card, units, AQ_REFUSED_HANDLE) == 0) {
 		*block = (struct block){NULL, units, place.card, 1};
 		result = REAL(cuMemCreate)(handle, size, properties, flags);
 		if (result == CUDA_SUCCESS) {
@@ -108,6 +108,8 @@ HOOK(CUresult, cuMemCreate,
 			REAL(cuMemRelease)(*handle);
 			result = CUDA_ERROR_OUT_OF_MEMORY;
 		}
+		if (result == CUDA_ERROR_OUT_OF_MEMORY)
+			aq_refused(place.card, AQ_REFUSED_HANDLE);
 		aq_uncharge(place.card, units);
 	}
 	record_give(&aq_process()->free_blocks, block);

@@ -11,6 +11,7 @@
 
 #include "charge.h"
 #include "lock.h"
+#include "priority.h"
 #include "resolve.h"
 
 enum {
@@ -155,6 +156,7 @@ static int charge_rest(struct aq_pool_request *request, uint64_t units)
 int aq_pool_begin(struct aq_pool_request *request, struct aq_pool *pool, uint64_t units)
 {
 	unsigned card = (unsigned)pool->card;
+	aq_suspend_wait(card);
 	*request = (struct aq_pool_request){pool, 0, 0};
 	if (charge_growth(request, units) == 0)
 		return 0;
@@ -164,7 +166,7 @@ int aq_pool_begin(struct aq_pool_request *request, struct aq_pool *pool, uint64_
 	aq_pools_trim(card);
 	if (charge_growth(request, units) == 0)
 		return 0;
-	aq_refused(card, units);
+	aq_refused(card, AQ_REFUSED_ASYNC);
 	request->pool = NULL;
 	return -ENOMEM;
 }

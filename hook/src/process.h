@@ -65,7 +65,6 @@ struct aq_process {
 	void *free_mappings;
 	uint64_t maps_read_ms; /* when neighbours' mappings were looked at last */
 	uint32_t said; /* kinds of message already printed */
-	uint64_t refused; /* allocations that would have passed a limit */
 };
 
 struct aq_process *aq_process_pages(void);
