@@ -62,7 +62,6 @@ class Publisher:
         """Set once the pool is stored as desired for the first time."""
         self.problem = "slices have not been published yet"
         """Why the pool is not as desired; empty when it is."""
-        self.node_uid = ""
         self._kube = kube
         self._node_name = node_name
         self._author = author
@@ -292,7 +291,6 @@ class Publisher:
                 f"there is no Node {self._node_name}; check --node-name (spec.nodeName of the pod), or wait for "
                 "kubelet to register the node"
             ) from err
-        self.node_uid = node.metadata.uid
         return {
             "apiVersion": "v1",
             "kind": "Node",
