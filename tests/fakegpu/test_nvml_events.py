@@ -100,6 +100,35 @@ result = first, wait(events)[2], wait(events, 30)
     assert host.nvml(code) == ["Timeout", 43, "Timeout"]
 
 
+def test_what_happens_between_a_set_and_its_registration_is_not_told(machine):
+    code = (
+        WAIT
+        + """
+events = nvmlEventSetCreate()
+other = listen(card)
+control(events=[xid(2, 0, 13)])
+seen = wait(other)[2]  # by now the event is in the ring, and `events` has not looked
+nvmlDeviceRegisterEvents(card, nvmlEventTypeXidCriticalError, events)
+control(events=[xid(2, 0, 13), xid(3, 0, 63)])
+result = seen, wait(events)[2], wait(events, 30)
+"""
+    )
+    assert machine().nvml(code) == [13, 63, "Timeout"]
+
+
+def test_types_that_were_not_asked_for_are_not_told(machine):
+    code = (
+        WAIT
+        + """
+events = nvmlEventSetCreate()
+nvmlDeviceRegisterEvents(card, nvmlEventTypeClock, events)
+control(events=[xid(1, 0, 48), xid(2, 0, 0) | {"type": 16}])
+result = wait(events)[1], wait(events, 30)
+"""
+    )
+    assert machine().nvml(code) == [16, "Timeout"]
+
+
 def test_the_first_form_writes_no_instances(machine):
     host = machine()
     code = (
