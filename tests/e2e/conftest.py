@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from aliquot.api.errors import AliquotError
 from aliquot.e2e import cards
 from aliquot.e2e.control_plane import DRA_SHARING_GATES
 from aliquot.e2e.existing import KUBECONFIG_VARIABLE, ExistingCluster
+from aliquot.e2e.faults import FaultProxy
 from aliquot.e2e.images.recipes import ROOT, build_images
 from aliquot.e2e.install import Settings, install
 from aliquot.e2e.kind import KindCluster, KindOptions
@@ -24,6 +25,7 @@ from aliquot.e2e.toolchain import MissingPartError
 
 PROVIDER = os.environ.get("ALIQUOT_E2E_PROVIDER", "local")
 NODES = ("node-a", "node-b")
+PROXY_PORT = 6443
 LOGS = ROOT / "build" / "e2e-logs"
 
 
@@ -71,12 +73,20 @@ def start_cluster(variant, images, *, settings, name):
     else:
         options = LocalOptions(minor=variant.minor, nodes=NODES, feature_gates=variant.gates)
         cluster = LocalCluster(options, images, prepare_node=cards.furnish, keep_logs=LOGS / name).start()
+        settings = drivers_through_proxy(settings)
     try:
+        if isinstance(cluster, LocalCluster):
+            cluster.fault_proxy = FaultProxy(cluster.plane, port=PROXY_PORT).start()
         install(cluster, settings)
     except BaseException:
         cluster.stop()
         raise
     return cluster
+
+
+def drivers_through_proxy(settings):
+    """The drivers' pods believe that the API server serves at the fault proxy's port."""
+    return replace(settings, environment={**settings.environment, "KUBERNETES_SERVICE_PORT": str(PROXY_PORT)})
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +114,10 @@ def _settings():
 
 @pytest.fixture(scope="session")
 def cluster(variant, images):
-    """Two nodes with two cards each, and Aliquot; shared by all stories of a variant."""
+    """Two nodes with two cards each, and Aliquot; shared by all stories of a variant.
+
+    In a local one the drivers talk to the API server through a fault proxy, which is invisible until told otherwise.
+    """
     try:
         running = start_cluster(variant, images, settings=_settings(), name=variant.name)
     except (MissingPartError, AliquotError) as error:
@@ -113,6 +126,13 @@ def cluster(variant, images):
         raise
     yield running
     running.stop()
+
+
+@pytest.fixture
+def fault_proxy(local):
+    """The proxy between the drivers and the API server; without faults again afterwards."""
+    yield local.fault_proxy
+    local.fault_proxy.set()
 
 
 @pytest.fixture

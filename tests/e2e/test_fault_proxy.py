@@ -47,6 +47,16 @@ def test_caller_keeps_its_own_identity(control_plane, fault_proxy, namespace):
     assert refused.value.status == 403
 
 
+def test_token_stays_the_token_of_its_caller(control_plane, fault_proxy, namespace):
+    api = control_plane.api
+    api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "someone"}}, namespace)
+    token = control_plane.service_account_token("someone", namespace)
+    client = control_plane.client(fault_proxy.kubeconfig_for(f"{namespace}-someone", token=token))
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    who = client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=review)
+    assert who["status"]["userInfo"]["username"] == f"system:serviceaccount:{namespace}:someone"
+
+
 def test_headers_of_another_identity_are_not_passed_on(control_plane, fault_proxy):
     """Otherwise a test would prove nothing about rights."""
     client = control_plane.client(fault_proxy.kubeconfig_for("somebody"))

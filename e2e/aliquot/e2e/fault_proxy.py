@@ -59,9 +59,14 @@ class _Watch:
 class Proxy:
     """The proxy's state; everything runs in one event loop."""
 
-    def __init__(self, upstream: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, upstream: str, plain: aiohttp.ClientSession, trusted: aiohttp.ClientSession) -> None:
+        """`trusted` shows the proxy's certificate, with which the server believes what its headers say of the caller.
+
+        That certificate would win over a token, so callers with a token, and those with nothing, go through `plain`.
+        """
         self._upstream = upstream
-        self._session = session
+        self._plain = plain
+        self._trusted = trusted
         self._rules: list[_Live] = []
         self._watches: set[_Watch] = set()
         self._log: list[dict[str, Any]] = []
@@ -83,12 +88,11 @@ class Proxy:
             entry["status"] = rule.status
             return _failure(rule)
         body = await request.read()
-        async with self._session.request(
-            request.method,
-            self._upstream + request.raw_path,
-            data=body or None,
-            headers=_forwarded(request),
-            allow_redirects=False,
+        headers = _forwarded(request)
+        session = self._trusted if "X-Remote-User" in headers else self._plain
+        url = self._upstream + request.raw_path
+        async with session.request(
+            request.method, url, data=body or None, headers=headers, allow_redirects=False
         ) as answer:
             entry["status"] = answer.status
             if watch and answer.status == 200:
@@ -203,16 +207,20 @@ def _copied(answer: aiohttp.ClientResponse) -> dict[str, str]:
     return {k: v for k, v in answer.headers.items() if k.lower() not in dropped}
 
 
+def _session(context: ssl.SSLContext) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(ssl=context, limit=0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+
 async def _main(settings: dict[str, Any]) -> None:
-    to_server = ssl.create_default_context(cafile=settings["ca"])
-    to_server.load_cert_chain(settings["certificate"], settings["key"])
+    unknown = ssl.create_default_context(cafile=settings["ca"])
+    trusted = ssl.create_default_context(cafile=settings["ca"])
+    trusted.load_cert_chain(settings["certificate"], settings["key"])
     from_client = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=settings["ca"])
     from_client.load_cert_chain(settings["certificate"], settings["key"])
     from_client.verify_mode = ssl.CERT_OPTIONAL
-    connector = aiohttp.TCPConnector(ssl=to_server, limit=0)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as session:
-        proxy = Proxy(settings["upstream"], session)
+    async with _session(unknown) as plain, _session(trusted) as speaking_for_others:
+        proxy = Proxy(settings["upstream"], plain, speaking_for_others)
         for handler, host, port, context in (
             (proxy.serve, settings["bind"], settings["port"], from_client),
             (proxy.control, "127.0.0.1", settings["control_port"], None),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +18,11 @@ from typing import Any, Final
 import yaml
 
 from aliquot.api import names
+from aliquot.api.errors import ClusterError
 from aliquot.e2e.api import RESOURCE_API, Object, eventually, load_manifests
 from aliquot.e2e.cluster import Cluster
 from aliquot.e2e.images.recipes import ROOT
+from aliquot.e2e.process import find_processes
 
 NAMESPACE: Final = "aliquot-system"
 DRIVER: Final = "aliquot-dra-driver"
@@ -114,7 +116,7 @@ def begin_restart(cluster: Cluster) -> Rollout:
 
 def restart(cluster: Cluster, timeout_s: float = 120.0) -> None:
     """The same, and waits for it."""
-    eventually(begin_restart(cluster).done, timeout_s, "a new driver on every node")
+    _or_logs(cluster, begin_restart(cluster).done, timeout_s, "a new driver on every node")
 
 
 def wait_ready(cluster: Cluster, timeout_s: float = 90.0) -> None:
@@ -122,11 +124,15 @@ def wait_ready(cluster: Cluster, timeout_s: float = 90.0) -> None:
 
     Raises `ClusterError` with the end of a driver's log.
     """
+    _or_logs(cluster, lambda: _all_ready(cluster), timeout_s, "the driver on every node")
+
+
+def _or_logs(cluster: Cluster, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Waits; where it is in vain, the error carries the end of the drivers' logs."""
     try:
-        eventually(lambda: _all_ready(cluster), timeout_s, "the driver on every node")
-    except Exception as error:
-        error.add_note(_driver_logs(cluster))
-        raise
+        eventually(condition, timeout_s, what)
+    except ClusterError as error:
+        raise ClusterError(f"{error}\n{_driver_logs(cluster)}") from error
 
 
 def _all_ready(cluster: Cluster) -> bool:
@@ -147,6 +153,17 @@ def driver_pods(cluster: Cluster) -> list[Object]:
 def driver_pod(cluster: Cluster, node: str) -> Object:
     """The driver's pod on a node."""
     return next(p for p in driver_pods(cluster) if p["spec"].get("nodeName") == node)
+
+
+def driver_pid(cluster: Cluster, node: str) -> int:
+    """PID of a local node's driver as this process sees it."""
+    uid = driver_pod(cluster, node)["metadata"]["uid"]
+
+    def look() -> int | None:
+        found = find_processes("aliquot", {"POD_UID": uid})
+        return found[0] if found else None
+
+    return eventually(look, 30, f"the driver's process on {node}")
 
 
 def slices(cluster: Cluster) -> list[Object]:

@@ -18,6 +18,7 @@ from aliquot.api.errors import ClusterError
 from aliquot.e2e.api import Api
 from aliquot.e2e.cluster import Cluster
 from aliquot.e2e.control_plane import ControlPlane, Options
+from aliquot.e2e.faults import FaultProxy
 from aliquot.e2e.images.recipes import Image
 from aliquot.e2e.local.node import Node, find_runtime
 from aliquot.e2e.local.run import Run, start_run
@@ -92,6 +93,8 @@ class LocalCluster(Cluster):
         self.space: Space | None = None
         self.plane: ControlPlane | None = None
         self._nodes: dict[str, Node] = {}
+        self.fault_proxy: FaultProxy | None = None
+        """Ends with the cluster, where one was put in."""
 
     @property
     def api(self) -> Api:
@@ -184,6 +187,9 @@ class LocalCluster(Cluster):
         wait_until(ready, timeout_s, f"nodes {', '.join(self.options.nodes)} Ready", *kubelets)
 
     def stop(self) -> None:
+        if self.fault_proxy is not None:
+            self.fault_proxy.stop()
+            self.fault_proxy = None
         for node in self._nodes.values():
             node.stop()
         self._nodes.clear()

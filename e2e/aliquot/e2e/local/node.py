@@ -226,6 +226,7 @@ class Node:
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
             "registerNode": True,
+            "syncFrequency": "5s",  # how soon a pod whose claim could not be prepared is tried again; default 1 min
             "maxPods": 200,
             "kubeAPIQPS": 200,
             "kubeAPIBurst": 400,
