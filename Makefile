@@ -19,7 +19,9 @@ export PYTHONDONTWRITEBYTECODE ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # `$(call once,NAME,COMMAND)`: COMMAND under a lock of that name, so that two runs do not build into each other.
-once = mkdir -p build/locks && flock build/locks/$(1) $(2)
+once = mkdir -p build/locks && { flock -n -E 75 build/locks/$(1) $(2) || { test $$? = 75 && \
+  echo "$(1): another run is at it; waiting" && flock build/locks/$(1) $(2); }; }
+make_of = $(MAKE) -s --no-print-directory -j"$$(nproc)" PY=$(PY) -f $(1)
 
 PYTEST := $(PY) -m pytest
 MINORS := 1.34 1.36 1.37
@@ -28,8 +30,8 @@ MINORS := 1.34 1.36 1.37
 
 .PHONY: help
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n\033[1m%s\033[0m\n", substr($$0, 5)} \
-	  /^[a-z0-9-]+:.*## / {printf "  \033[36m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '\nVariables: MINOR=%s (Kubernetes of `test` and `demo`), KEEP=1 (`demo` leaves the cluster up), PYTHON=%s\n' '$(MINOR)' '$(PYTHON)'
 
 .PHONY: demo
@@ -41,6 +43,11 @@ demo: venv hook fakegpu ## Two pods share one (fake) card on a real Kubernetes; 
 test: venv hook fakegpu ## The tests: pure ones, the C libraries, and one real control plane (about 5 minutes warm)
 	@$(PY) e2e/tools/build.py control-plane --minor $(MINOR)
 	$(PYTEST) tests --ignore=tests/e2e $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(PY) tests/kube/run_other_client.py -q)
+
+.PHONY: test-hook
+test-hook: venv hook fakegpu ## The hook's tests only, its sources under the sanitizers among them
+	$(PYTEST) tests/hook $(PYTEST_ARGS)
 
 ##@ Parts
 
@@ -60,15 +67,15 @@ generate: venv ## Generated files that are checked in: gRPC stubs
 
 .PHONY: headers
 headers: venv ## cuda.h and nvml.h of three majors, and what they declare (build/symbols.json)
-	@$(call once,headers,$(MAKE) --no-print-directory -f fakegpu/build.mk headers PY=$(PY))
+	@$(call once,headers,$(call make_of,fakegpu/build.mk) headers)
 
 .PHONY: hook
 hook: headers ## The hook: build/hook/libvgpu.so, libvgpu-strict.so, and the node's region library
-	@$(call once,hook,$(MAKE) --no-print-directory -f hook/build.mk PY=$(PY))
+	@$(call once,hook,$(call make_of,hook/build.mk))
 
 .PHONY: fakegpu
 fakegpu: headers ## The fake driver: build/fakegpu, a driver root with libcuda, libnvidia-ml and nvidia-smi
-	@$(call once,fakegpu,$(MAKE) --no-print-directory -f fakegpu/build.mk fakegpu PY=$(PY))
+	@$(call once,fakegpu,$(call make_of,fakegpu/build.mk) fakegpu)
 
 .PHONY: control-plane
 control-plane: venv ## Kubernetes of all minors, built once into the cache (five minutes each, cold)
@@ -77,13 +84,19 @@ control-plane: venv ## Kubernetes of all minors, built once into the cache (five
 ##@ Checks
 
 .PHONY: lint
-lint: venv headers ## Formatting, style, floors, C style and analysis, licences, and that the lock is the one of pyproject
+lint: venv hook headers ## Formatting, style, floors, C analysis, licences; locks and stubs are what they come from
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	@scripts/lint-c.sh $(BIN)
 	@scripts/lint-tree.sh
 	@scripts/lock.sh --check
+	$(PY) api/generate.py --check
+
+.PHONY: format
+format: venv ## Puts Python and C in our format
+	$(BIN)/ruff format .
+	git ls-files '*.c' '*.h' | xargs $(BIN)/clang-format -i
 
 .PHONY: type
 type: venv ## mypy, strict, for each Python we support
@@ -102,6 +115,10 @@ e2e-full: venv hook fakegpu control-plane ## The stories with every kill point o
 bench: venv hook fakegpu ## The figures we publish, each beside a floor or peer of the same run
 	@$(PY) e2e/tools/build.py cluster --minor $(MINOR)
 	@scripts/bench.sh $(PY)
+
+.PHONY: bench-hook
+bench-hook: venv hook fakegpu ## The figures of the hook only
+	@scripts/bench.sh $(PY) bench/hook/run.py
 
 .PHONY: check
 check: lint type test e2e ## What decides whether a change lands

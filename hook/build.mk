@@ -27,7 +27,8 @@ HEADERS := $(wildcard hook/src/*.h hook/include/*.h)
 REGION_SOURCES := $(wildcard hook/src/region_*.c) hook/src/account.c hook/src/guard.c
 $(B)/libaliquot-region.so: $(REGION_SOURCES) $(HEADERS) hook/build.mk
 	@mkdir -p $(@D)
-	$(CC) $(BASE) $(CFLAGS) $(LINK) -Wl,-soname,libaliquot-region.so -o $@.tmp $(REGION_SOURCES) -pthread
+	@echo "ld $@"
+	@$(CC) $(BASE) $(CFLAGS) $(LINK) -Wl,-soname,libaliquot-region.so -o $@.tmp $(REGION_SOURCES) -pthread
 	mv $@.tmp $@
 
 # ---- generated -------------------------------------------------------------------------------------------
@@ -57,7 +58,8 @@ $(2)_OBJECTS := $(patsubst hook/src/%.c,$(B)/obj/$(2)/%.o,$(SOURCES)) $(B)/obj/$
 	$(B)/obj/$(2)/wrappers.o
 $(B)/obj/$(2)/%.o: hook/src/%.c $(HEADERS) $(GEN)/stamp hook/build.mk
 	@mkdir -p $$(@D)
-	$(CC) $(HOOK_FLAGS) $(CFLAGS) $(3) -c -o $$@ $$<
+	@echo "cc $$< ($(2))"
+	@$(CC) $(HOOK_FLAGS) $(CFLAGS) $(3) -c -o $$@ $$<
 $(B)/obj/$(2)/%.o: hook/src/%.S hook/build.mk
 	@mkdir -p $$(@D)
 	$(CC) -c -o $$@ $$<
@@ -69,7 +71,8 @@ $(B)/obj/$(2)/wrappers.o: $(GEN)/stamp
 	$(CC) -c -o $$@ $(GEN)/wrappers.S
 $(1): $$($(2)_OBJECTS)
 	@mkdir -p $$(@D)
-	$(CC) $(HOOK_LINK) -o $$@.tmp $$($(2)_OBJECTS)
+	@echo "ld $$@"
+	@$(CC) $(HOOK_LINK) -o $$@.tmp $$($(2)_OBJECTS)
 	$(OBJCOPY) --only-keep-debug $$@.tmp $$@.debug
 	$(OBJCOPY) --strip-unneeded --add-gnu-debuglink=$$@.debug $$@.tmp
 	mv $$@.tmp $$@

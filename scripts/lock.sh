@@ -17,8 +17,7 @@ options=(--universal --generate-hashes --no-emit-index-url --no-emit-find-links 
 # The comments name the files that asked for a package, by path: keep them the same wherever this runs.
 sed -i -E 's#-c .*/?dev\.txt#-c dev.txt#' "$target/runtime.txt"
 if [[ ${1-} == --check ]]; then
-	diff -u requirements/dev.txt "$target/dev.txt" && diff -u requirements/runtime.txt "$target/runtime.txt" || {
-		echo "requirements/ is not what pyproject.toml resolves to; run: make lock" >&2
-		exit 1
-	}
+	diff -ru requirements "$target" && exit
+	echo "requirements/ is not what pyproject.toml resolves to; run: make lock" >&2
+	exit 1
 fi
