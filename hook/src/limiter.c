@@ -133,7 +133,7 @@ static void correct(unsigned number, int64_t amount, uint64_t now)
 	struct aq_share *share = &aq_shares[aq_cards[number].share[0]];
 	uint32_t percent = __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
 	if (percent && !share_bursts(share, now))
-		aq_bucket_correct(&share->account.file->bucket, percent, amount);
+		aq_bucket_correct(&share->account.file->bucket, percent, amount, now);
 	__atomic_fetch_add(&share->account.file->bucket.busy_ns, (uint64_t)amount, __ATOMIC_RELAXED);
 }
 

@@ -71,8 +71,10 @@ bool aq_bucket_take(struct aq_usage_bucket *bucket, uint32_t percent, uint64_t a
 	return false;
 }
 
-void aq_bucket_correct(struct aq_usage_bucket *bucket, uint32_t percent, int64_t amount)
+void aq_bucket_correct(struct aq_usage_bucket *bucket, uint32_t percent, int64_t amount, uint64_t now)
 {
+	/* First what the time of the launch itself has brought, else it would pay off the debt for it. */
+	fill(bucket, percent, now);
 	if (amount > (int64_t)LONGEST_NS)
 		amount = (int64_t)LONGEST_NS;
 	if (amount < -(int64_t)LONGEST_NS)

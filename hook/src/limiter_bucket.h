@@ -29,6 +29,6 @@ bool aq_bucket_take(struct aq_usage_bucket *bucket, uint32_t percent, uint64_t a
 		    uint64_t *wait_ns);
 
 /* Corrects what was taken before: takes `amount` whatever there is, or gives it back when negative. */
-void aq_bucket_correct(struct aq_usage_bucket *bucket, uint32_t percent, int64_t amount);
+void aq_bucket_correct(struct aq_usage_bucket *bucket, uint32_t percent, int64_t amount, uint64_t now);
 
 #endif

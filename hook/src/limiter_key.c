@@ -35,6 +35,7 @@ static void clear(struct aq_key *entry, const void *key, uint64_t blocks)
 	entry->mean_ns = entry->low_ns = entry->streak_ns = 0;
 	entry->measured = entry->streak = 0;
 	entry->pending = 0;
+	entry->epoch++;
 	__atomic_store_n(&entry->blocks, blocks, __ATOMIC_RELAXED);
 	__atomic_store_n(&entry->key, key, __ATOMIC_RELEASE);
 }
@@ -148,6 +149,8 @@ void aq_key_forget(struct aq_keys *keys, const void *key, unsigned card)
 	for (unsigned way = 0; way < AQ_KEY_WAYS; way++)
 		if (aq_key_is(&set[way], key, 0, card)) {
 			set[way].measured = 0;
+			__atomic_store_n(&set[way].pending, 0, __ATOMIC_RELAXED);
+			__atomic_fetch_add(&set[way].epoch, 1, __ATOMIC_RELAXED);
 			__atomic_store_n(&set[way].quick, 0, __ATOMIC_RELAXED);
 		}
 }

@@ -27,6 +27,7 @@ struct aq_key {
 	uint16_t measured; /* 0: nothing known; counts up to a bound */
 	uint16_t streak; /* how many they are */
 	uint32_t pending; /* measurements under way */
+	uint32_t epoch; /* raised when what it stands for has changed */
 	uint32_t used; /* for choosing which entry of a full set to give up */
 };
 

@@ -27,8 +27,7 @@ struct aq_sample {
 	CUcontext context; /* of the events; NULL: there are none */
 	CUevent begin, end;
 	struct aq_key *entry;
-	const void *key; /* whose the entry was; it may have been given to another since */
-	uint64_t blocks;
+	uint32_t epoch; /* of the entry then; it may have been given to another since */
 	uint64_t charged_ns;
 	uint64_t launched_at_ns; /* just before the launch, if its stream was idle; else 0 */
 	uint64_t gap_ns; /* host's time between the first event and the launch on an idle stream */
@@ -63,6 +62,12 @@ bool aq_stream_captures(CUstream stream)
 	CUresult result = REAL(cuStreamIsCapturing)(stream, &status);
 	/* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the legacy stream beside one that captures. */
 	return (result == CUDA_SUCCESS && status != 0) || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
+/* True: what was launched is still what the entry stands for. */
+static bool ours(const struct aq_sample *sample)
+{
+	return __atomic_load_n(&sample->entry->epoch, __ATOMIC_RELAXED) == sample->epoch;
 }
 
 static struct aq_sample *claim(struct aq_samples *samples, CUcontext context)
@@ -145,8 +150,7 @@ struct aq_sample *aq_sample_begin(struct aq_limiter *limiter, const struct aq_la
 	if (sample) {
 		sample->card = card;
 		sample->entry = launch->known;
-		sample->key = launch->key;
-		sample->blocks = launch->blocks;
+		sample->epoch = __atomic_load_n(&launch->known->epoch, __ATOMIC_RELAXED);
 		sample->charged_ns = launch->charged_ns;
 	}
 	return sample;
@@ -166,7 +170,7 @@ void aq_sample_end(struct aq_limiter *limiter, struct aq_sample *sample, CUstrea
 		give_up(sample);
 		return;
 	}
-	if (aq_key_is(sample->entry, sample->key, sample->blocks, sample->card))
+	if (ours(sample))
 		__atomic_fetch_add(&sample->entry->pending, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_add(&limiter->samples->running, 1, __ATOMIC_RELAXED);
 	__atomic_store_n(&sample->state, RUNNING, __ATOMIC_RELEASE);
@@ -206,8 +210,8 @@ static void learn(struct aq_limiter *limiter, struct aq_sample *sample, uint64_t
 	struct aq_sample *latest = samples->latest;
 	bool known, after = false;
 	uint64_t took = between(sample->begin, sample->end, &known);
-	bool ours = aq_key_is(sample->entry, sample->key, sample->blocks, sample->card);
-	if (ours && __atomic_load_n(&sample->entry->pending, __ATOMIC_RELAXED) > 0)
+	bool still = ours(sample);
+	if (still && __atomic_load_n(&sample->entry->pending, __ATOMIC_RELAXED) > 0)
 		__atomic_fetch_sub(&sample->entry->pending, 1, __ATOMIC_RELAXED);
 	if (!known)
 		return;
@@ -223,7 +227,7 @@ static void learn(struct aq_limiter *limiter, struct aq_sample *sample, uint64_t
 		}
 	}
 	uint64_t charge = took;
-	if (ours)
+	if (still)
 		charge = aq_key_learn(&limiter->keys, sample->entry, took, how);
 	aq_limiter_settle(limiter, sample->card, sample->charged_ns, charge);
 }
@@ -275,7 +279,7 @@ void aq_samples_drop(struct aq_samples *samples, CUcontext context)
 		if (__atomic_compare_exchange_n(&sample->state, &state, CLAIMED, false, __ATOMIC_ACQUIRE,
 						__ATOMIC_RELAXED)) {
 			__atomic_fetch_sub(&samples->running, 1, __ATOMIC_RELAXED);
-			if (aq_key_is(sample->entry, sample->key, sample->blocks, sample->card) &&
+			if (ours(sample) &&
 			    __atomic_load_n(&sample->entry->pending, __ATOMIC_RELAXED) > 0)
 				__atomic_fetch_sub(&sample->entry->pending, 1, __ATOMIC_RELAXED);
 			give_up(sample);

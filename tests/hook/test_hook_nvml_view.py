@@ -96,7 +96,7 @@ def test_b190_memory_in_the_list_adds_up_to_what_is_used(two):
     assert sum(e[1] for e in seen["list"]) == seen["used"]
 
 
-@pytest.mark.parametrize("suffix,entry", [("", "V1"), ("_v2", "V2"), ("_v3", "V2")])
+@pytest.mark.parametrize(("suffix", "entry"), [("", "V1"), ("_v2", "V2"), ("_v3", "V2")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_b191_room_for_one_and_guard_bytes(two, kind, suffix, entry):
     box, *_ = two
