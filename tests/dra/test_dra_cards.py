@@ -148,3 +148,24 @@ def test_the_library_is_the_configured_one_or_the_driver_roots(tmp_path):
     place.parent.mkdir(parents=True)
     place.touch()
     assert find_library("", Path("/driver"), str(tmp_path / "host")) == place
+
+
+def test_b118_a_card_of_another_door_is_left_out_until_that_door_lets_go(watched):
+    first, second, third = watched("""
+        from aliquot.node.ownership import CardOwnership
+        state = config.parent / "state"
+        other, ours = CardOwnership(state, "aliquot-device-plugin"), CardOwnership(state, "aliquot-dra-driver")
+        watch._own = ours.acquire
+        uuids = see()["cards"]
+        ours.close()
+        other.acquire(uuids[0])
+        seen.append(see() | {"why": [bad.reason for bad in watch.view.inventory.bad]})
+        other.close()
+        seen.append(see())
+        watch._own = lambda uuid: CardOwnership(state, "third").acquire(uuid)
+        seen.append(see())
+    """)
+    assert len(first["cards"]) == 1
+    assert "aliquot-device-plugin" in first["why"][0]
+    assert len(second["cards"]) == 2
+    assert third["cards"] == []

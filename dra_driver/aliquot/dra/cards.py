@@ -19,7 +19,7 @@ from aliquot.api.log import get_logger
 from aliquot.cdi.driver_files import LIBRARY_DIRS
 from aliquot.dra.metrics import Metrics
 from aliquot.kube.backoff import Backoff
-from aliquot.node.inventory import Card, Inventory, read_inventory
+from aliquot.node.inventory import BadCard, Card, Inventory, read_inventory
 from aliquot.node.nvml import SONAME, Nvml, NvmlError
 
 log = get_logger(__name__)
@@ -63,16 +63,21 @@ class CardWatch:
         changed: Callable[[View], None],
         metrics: Metrics,
         opened: Callable[[Nvml], None] = lambda _nvml: None,
+        own: Callable[[str], None] = lambda _uuid: None,
         sysfs: Path = Path("/sys"),
         backoff: Backoff | None = None,
     ) -> None:
-        """`opened` is called once, when the driver answers for the first time."""
+        """`opened` is called once, when the driver answers for the first time.
+
+        `own` makes a card ours on this node, or raises why it cannot be; it is asked at every look.
+        """
         self.view = View()
         self._library = library
         self._held = held
         self._changed = changed
         self._metrics = metrics
         self._opened = opened
+        self._own = own
         self._sysfs = sysfs
         self._backoff = backoff if backoff is not None else Backoff(1.0, SEARCH_S)
         self._nvml: Nvml | None = None
@@ -111,7 +116,7 @@ class CardWatch:
     def look(self) -> None:
         """One look; tells `changed` when something is different."""
         try:
-            found: Inventory | None = self._read()
+            found: Inventory | None = self._owned(self._read())
             problem = ""
         except AliquotError as err:
             found, problem = None, str(err)
@@ -145,6 +150,19 @@ class CardWatch:
             if err.driver_gone:
                 self._nvml.close()
             raise
+
+    def _owned(self, found: Inventory) -> Inventory:
+        """What was found, less the cards that another door of this node offers (cases.md B118)."""
+        ours: list[Card] = []
+        others: list[BadCard] = []
+        for card in found.cards:
+            try:
+                self._own(card.uuid)
+            except AliquotError as err:
+                others.append(BadCard(index=card.index, uuid=card.uuid, bus_id=card.bus_id, reason=str(err)))
+            else:
+                ours.append(card)
+        return replace(found, cards=tuple(ours), bad=(*found.bad, *others)) if others else found
 
     def _judged(self, found: Inventory | None, problem: str) -> View:
         """The view after a look, with the cards that cannot be read any more but are held."""

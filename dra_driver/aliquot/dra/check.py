@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--check`: what works on this node and what does not, each with the next step. Looks, and changes nothing.
+"""`--check`: what works on this node and what does not, each with the next step.
 
-Never stops at the first fault: every line is found out by itself, so that one run says everything. Invariant: a line
-that says `ok` was tried just now, the same way the driver will.
+Looks, and changes nothing: a probe device stands in the CDI directory for a moment. Never stops at the first fault:
+every line is found out by itself, so that one run says everything. Invariant: a line that says `ok` was tried just
+now, the same way the driver will.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final, TextIO
 from aliquot import hook
 from aliquot.api import names
 from aliquot.api.errors import AliquotError, SettingsError, foreign
+from aliquot.cdi.check import check as check_cdi
 from aliquot.cdi.driver_files import PRELOAD_CONTENT, CardAddress, Roots, discover
 from aliquot.cdi.load import load_extra_edits
 from aliquot.dra.cards import find_library
@@ -217,6 +219,9 @@ def _directories(settings: Settings) -> Iterator[Line]:
     step = "run as root, or give another directory; host and pod must see it at the same path"
     for subject, path in (("CDI", settings.cdi_dir), ("state", settings.state_dir), ("run", settings.run_dir)):
         yield _tried("directory", subject, partial(_creatable, path), step)
+    if settings.cdi_dir.is_dir():
+        for finding in check_cdi(settings.cdi_dir, host_prefix=settings.host_prefix):
+            yield Line(area="CDI", subject=finding.subject, outcome=Outcome(finding.state.value), text=finding.text)
     checkpoint = settings.state_dir / "checkpoint.json"
     if checkpoint.exists():
         yield _tried(

@@ -54,6 +54,7 @@ from aliquot.node.health_watch import HealthWatch
 from aliquot.node.hook_files import HookFiles, InstalledHook
 from aliquot.node.metrics import NodeCollector, checkpoint_histogram
 from aliquot.node.nvml import Nvml
+from aliquot.node.ownership import CardOwnership
 from aliquot.node.reaper import Reaper
 from aliquot.node.regions import Regions
 
@@ -62,6 +63,8 @@ log = get_logger(__name__)
 T = TypeVar("T")
 P = TypeVar("P")
 
+DOOR: Final = "aliquot-dra-driver"
+"""Our name on the cards that we offer; no other door of the node offers them at the same time."""
 CALL_WORKERS: Final = 32
 """Calls of kubelet worked on at once; threads are made as they are needed."""
 CLAIM_WORKERS: Final = 16
@@ -168,12 +171,14 @@ class Driver:
             probed=lambda: self.offering.set_features(self.prober.features),
             dropped=lambda text: self._announce("FieldsDropped", text, warning=True),
         )
+        self._ownership = CardOwnership(settings.state_dir, DOOR)
         self.cards = CardWatch(
             library=lambda: find_library(settings.nvml_library, settings.driver_root, settings.host_prefix),
             held=self.offering.held_cards,
             changed=self.offering.set_view,
             metrics=self.metrics,
             opened=self._watch_health,
+            own=lambda uuid: self._ownership.acquire(uuid, in_use=self._left_on),
         )
         self.health: HealthWatch | None = None
         self.board = HealthBoard(settings.pool)
@@ -323,6 +328,7 @@ class Driver:
         self.kube.close()
         if not self.engine.turns.busy():  # a call that outlived its grace goes on until the process ends
             self.checkpoint.close()
+            self._ownership.close()
         if self._lock is not None:
             self._lock.close()
         log.info("ended")
@@ -333,6 +339,11 @@ class Driver:
         thread.start()
 
     # ---- what leads to what
+
+    def _left_on(self, uuid: str) -> str | None:
+        """What the other door left on a card that is to become ours."""
+        left = self.regions.on_card(uuid)
+        return f"{len(left)} share(s), {left[0]} first," if left else None
 
     def _watch_health(self, nvml: Nvml) -> None:
         """The driver answers: listen to what it says about its cards."""
