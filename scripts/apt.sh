@@ -26,6 +26,6 @@ for attempt in 1 2 3; do
 	fi
 	echo "apt: attempt $attempt failed" >&2
 done
-tail -20 "$log" >&2
+grep -m 8 -E '^[EW]:' "$log" >&2 || tail -8 "$log" >&2
 echo "apt-get could not install ${missing[*]}; the lines above say why." >&2
 exit 1

@@ -9,6 +9,10 @@ if [[ -f $stamp && $(<"$stamp") == "$want" ]]; then
 	touch "$stamp"
 	exit 0
 fi
+command -v "$python" >/dev/null || {
+	echo "there is no $python; Aliquot needs Python 3.11 to 3.14. Try: make PYTHON=python3.12 …" >&2
+	exit 1
+}
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || {
 	echo "$python is $("$python" --version 2>&1); Aliquot needs 3.11 to 3.14. Try: make PYTHON=python3.12 …" >&2
 	exit 1
