@@ -18,7 +18,8 @@ command -v "$python" >/dev/null || {
 	exit 1
 }
 echo "venv: installing $(grep -c '==' requirements/dev.txt) pinned packages into $venv (about a minute)"
-[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+# One whose making was cut, or whose Python is gone from the system, is made anew.
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv"
 # pip first: `--group` and the resolver of the distribution's own pip may be too old.
 "$venv/bin/python" -m pip install -q --require-hashes -r <(sed -n '/^pip==/,/^[a-z].*==/{/^pip==/p;/^    --hash/p}' requirements/dev.txt)
 "$venv/bin/python" -m pip install -q --require-hashes -r requirements/dev.txt
