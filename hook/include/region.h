@@ -152,6 +152,15 @@ struct aq_usage_bucket {
 	uint64_t reserved[11];
 };
 
+/* Bits of `complaints`: what a hook found that the node's operator should know. */
+enum aq_complaint {
+	AQ_COMPLAINT_CONTEXT = 1, /* the limit is smaller than one context */
+	AQ_COMPLAINT_SLOTS = 2, /* more processes than slots: some got nothing */
+	AQ_COMPLAINT_CARD = 4, /* a program asked for a card outside its grants */
+	AQ_COMPLAINT_BLIND = 8, /* a process that cannot say who it is: no /proc of its own namespace */
+	AQ_COMPLAINT_SWITCH = 16, /* the environment asked for no limits; it was not heard */
+};
+
 /* Which call asked for memory that was not there. */
 enum aq_refusal {
 	AQ_REFUSED_LINEAR = 0,

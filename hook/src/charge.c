@@ -18,6 +18,15 @@
 #define SETTLE_ATTEMPTS 4096u
 #define SPLIT_ATTEMPTS  16
 
+static bool card_has(unsigned number, uint32_t share)
+{
+	const struct aq_card *card = &aq_cards[number];
+	for (uint32_t i = 0; i < card->share_count; i++)
+		if (card->share[i] == share)
+			return true;
+	return false;
+}
+
 static struct aq_usage_slot *claim(struct aq_share *share)
 {
 	struct aq_process *process = aq_process();
@@ -41,10 +50,14 @@ static struct aq_usage_slot *claim(struct aq_share *share)
 		}
 	}
 	aq_unlock(&process->claiming);
-	if (slot == NULL)
+	if (slot == NULL) {
+		__atomic_fetch_or(&share->account.file->complaints, AQ_COMPLAINT_SLOTS, __ATOMIC_RELAXED);
 		AQ_SAY(AQ_SAY_SLOTS,
 		       "this share of a GPU is used by as many processes as its usage file has room for; "
 		       "this process gets no GPU memory");
+	}
+	if (process->pidns == 0)
+		__atomic_fetch_or(&share->account.file->complaints, AQ_COMPLAINT_BLIND, __ATOMIC_RELAXED);
 	return slot;
 }
 
@@ -192,6 +205,16 @@ void aq_refused(unsigned number, enum aq_refusal kind)
 {
 	const struct aq_share *share = &aq_shares[aq_cards[number].share[0]];
 	__atomic_fetch_add(&share->account.file->refused[kind], 1, __ATOMIC_RELAXED);
+}
+
+void aq_complain(int card, enum aq_complaint complaint)
+{
+	for (uint32_t i = 0; i < aq_share_count; i++) {
+		uint64_t *word = &aq_shares[i].account.file->complaints;
+		if ((card == AQ_NO_CARD || card_has((unsigned)card, i)) &&
+		    !(__atomic_load_n(word, __ATOMIC_RELAXED) & complaint))
+			__atomic_fetch_or(word, complaint, __ATOMIC_RELAXED);
+	}
 }
 
 void aq_spilled(unsigned number, int64_t units)

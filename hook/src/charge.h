@@ -31,6 +31,9 @@ void aq_uncharge(unsigned card, uint64_t units);
 /* The same for what a table has remembered (entry.h). */
 void aq_uncharge_entry(uint64_t entry);
 
+/* Tells the node, through every usage file of the card (or of all cards: AQ_NO_CARD). */
+void aq_complain(int card, enum aq_complaint complaint);
+
 /* So many units more (or fewer) of what this process holds are in managed memory. */
 void aq_spilled(unsigned card, int64_t units);
 

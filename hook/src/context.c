@@ -146,6 +146,7 @@ static uint64_t overhead_units(unsigned number)
 	if (units <= limit)
 		return units;
 	/* A context alone is more than the whole limit: the program may look, and allocate nothing. */
+	aq_complain((int)number, AQ_COMPLAINT_CONTEXT);
 	AQ_SAY(AQ_SAY_CONTEXT,
 	       "the memory limit of this container is smaller than what one CUDA context takes; "
 	       "no allocation will succeed, ask for more memory");

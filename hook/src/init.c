@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "charge.h"
 #include "mode.h"
 #include "process.h"
 #include "resolve.h"
@@ -70,6 +71,7 @@ bool aq_refuses(CUdevice ordinal)
 	if (ordinal < 0 || REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS || ordinal >= count)
 		return false;
 	char digits[24];
+	aq_complain(AQ_NO_CARD, AQ_COMPLAINT_CARD);
 	AQ_SAY(AQ_SAY_CARD, "device ", aq_decimal((unsigned)ordinal, digits),
 	       " is not among the grants of this container; use one that is");
 	return true;
@@ -94,6 +96,7 @@ HOOK(CUresult, cuInit, (unsigned flags))
 	if (result != CUDA_SUCCESS || mode == AQ_MODE_OFF)
 		return result;
 	if (aq_start() == 1 && mode == AQ_MODE_GRANT && !any_card()) {
+		aq_complain(AQ_NO_CARD, AQ_COMPLAINT_CARD);
 		AQ_SAY(AQ_SAY_CARD,
 		       "CUDA is refused: no visible device is among the grants of this container; check "
 		       "CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES");

@@ -5,8 +5,10 @@
  */
 #include "mode.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+#include "charge.h"
 #include "grants.h"
 #include "lock.h"
 #include "process.h"
@@ -64,6 +66,10 @@ enum aq_mode aq_decide(void)
 		if (mode == AQ_MODE_GRANT) {
 			aq_view_open(false);
 			aq_view_describe_grants();
+			/* HAMi's switch; a tenant's word counts for nothing here, but the operator may want
+			 * to know. */
+			if (getenv("CUDA_DISABLE_CONTROL"))
+				aq_complain(AQ_NO_CARD, AQ_COMPLAINT_SWITCH);
 		}
 		__atomic_store_n(&aq_mode_word, (int)mode, __ATOMIC_RELEASE);
 	}

@@ -157,6 +157,10 @@ class Box:
     def used(self, name: str) -> int:
         return self.node.used(self.region(name))
 
+    def complaints(self, name: str) -> int:
+        """What hooks told the node through the usage file."""
+        return int.from_bytes(self.region(name).read_bytes()[24:32], "little")
+
     def popen(self, command: list[str], *, hooked: bool = True, **more: object) -> subprocess.Popen[str]:
         env = dict(self.env) | dict(more.pop("env", {}))  # type: ignore[call-overload]
         if hooked:

@@ -46,6 +46,7 @@ def test_b230_the_environment_gains_nothing(stub_box):
     }
     result = stub_box.run("start()\nsay(total=total(), rc=[alloc(60*MIB)[0], alloc(60*MIB)[0]])", env=tricks)
     assert result.last == {"total": 100 * MIB, "rc": [0, 2]}
+    assert stub_box.complaints("g") == 16, "the operator is not told"
 
 
 def test_limit_is_exact_to_the_unit(stub_box):
@@ -127,6 +128,7 @@ say(info=info())
 def test_b233_grant_of_another_card_refuses_cuda(stub_box):
     stub_box.grant("g", OTHER, 100 * MIB)
     assert "no visible device is among the grants" in refused(stub_box)
+    assert stub_box.complaints("g") == 4
 
 
 @pytest.mark.parametrize(

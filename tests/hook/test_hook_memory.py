@@ -66,6 +66,25 @@ say(first=first, second=second, nvml=[nvml(0), nvml(1)])
     assert got["nvml"] == [[GIB, 0, GIB], [2 * GIB, 0, 2 * GIB]]
 
 
+def test_b200_and_a_card_that_was_not_granted(box):
+    """Both cards are visible, one is granted: the other is there, and cannot be used."""
+    box.grant("a", A, GIB)
+    result = box.run(
+        MORE
+        + """
+init(); n = c_int(); call("cuDeviceGetCount", byref(n)); out = c_void_p()
+rc = [call("cuCtxCreate_v2", byref(out), 0, 1), call("cuDevicePrimaryCtxRetain", byref(out), 1), create(2*MIB, 1)[0],
+      call("cuMemPoolCreate", byref(out), byref(PoolProps(1, 0, Location(1, 1)))),
+      call("cuCtxCreate_v2", byref(out), 0, 9)]
+context(0)
+say(n=n.value, rc=rc, mine=[alloc(GIB)[0], alloc(1)[0]])
+"""
+    )
+    assert result.last == {"n": 2, "rc": [800, 800, 800, 800, 101], "mine": [0, 2]}
+    assert result.err.count("\n") == 1
+    assert box.complaints("a") == 4
+
+
 @pytest.mark.parametrize("visible", ["1", B, "GPU-bbbbbbbb"])
 def test_behaviours_9_and_10_visible_devices(box, visible):
     box.grant("a", A, GIB)
@@ -130,6 +149,7 @@ def test_b147_limit_below_the_context(box):
     result = box.run("start()\nsay(info=info(), rc=alloc(1)[0])")
     assert result.last == {"info": [0, 300 * MIB], "rc": 2}
     assert "smaller than what one CUDA context takes" in result.err
+    assert box.complaints("a") == 1
 
 
 def test_memory_goes_with_its_context(run):

@@ -43,6 +43,25 @@ UNIT_SHIFT: Final = 9
 UNIT_BYTES: Final = 1 << UNIT_SHIFT
 WORD_UNIT_BITS: Final = 33
 """Account and charge words: units in these low bits, a sequence number above."""
+
+# Index into `refused` of a usage file: which call asked for memory that was not there.
+REFUSED_LINEAR: Final = 0
+REFUSED_PITCHED: Final = 1
+REFUSED_MANAGED: Final = 2
+REFUSED_ASYNC: Final = 3
+REFUSED_HANDLE: Final = 4
+REFUSED_ARRAY: Final = 5
+REFUSED_MIPMAP: Final = 6
+REFUSED_GRAPH: Final = 7
+REFUSED_CONTEXT: Final = 8
+REFUSALS: Final = 12
+
+# Bits of `complaints` of a usage file: what a hook found that the node's operator should know.
+COMPLAINT_CONTEXT: Final = 1 << 0
+COMPLAINT_SLOTS: Final = 1 << 1
+COMPLAINT_CARD: Final = 1 << 2
+COMPLAINT_BLIND: Final = 1 << 3
+COMPLAINT_SWITCH: Final = 1 << 4
 WORD_UNIT_MASK: Final = (1 << WORD_UNIT_BITS) - 1
 WORD_SEQ_ONE: Final = 1 << WORD_UNIT_BITS
 
@@ -153,6 +172,7 @@ USAGE_FILE: Final = Layout(
         "slot_size": (16, "I"),
         "slot_count": (20, "I"),
         "complaints": (24, "Q"),
+        "refused": (32, "96s"),
         "account": (128, "Q"),
         "epoch": (136, "Q"),
         "unsettled": (144, "Q"),
