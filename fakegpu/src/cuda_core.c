@@ -81,6 +81,7 @@ static void after_fork_child(void)
 	cu_host_forget();
 	cu_event_forget();
 	cu_capture_forget();
+	cu_primary_forget();
 	pthread_mutex_unlock(&cu_mutex);
 }
 
@@ -145,7 +146,8 @@ int cu_driver_version(void)
 	/* An old flavour is as old as its symbols; the full one is what the configuration says. */
 	int known = fg_state != NULL && __atomic_load_n(&fg_state->magic, __ATOMIC_ACQUIRE) == FG_STATE_MAGIC;
 
-	if (!fake_flavour.hides_names && (known || fg_state_open() == FG_OPEN_OK) && fg_state->driver.cuda_version != 0)
+	if (!fake_flavour.hides_names && (known || fg_state_open() == FG_OPEN_OK) &&
+	    fg_state->driver.cuda_version != 0)
 		return (int)fg_state->driver.cuda_version;
 	return fake_flavour.cuda_version;
 }

@@ -10,13 +10,15 @@
 #include "cuda_module.h"
 #include "cuda_parts.h"
 
-static CUresult load(CUlibrary *library)
+static CUresult load(CUlibrary *library, const void *image)
 {
 	struct CUlib_st *made;
 
 	CU_NEEDS(library != NULL);
 	cu_lock();
 	made = cu_object_make(CU_KIND_LIBRARY, sizeof *made);
+	if (made != NULL && image != NULL)
+		made->ptx = cu_image_text(image);
 	cu_unlock();
 	if (made == NULL)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -32,7 +34,7 @@ CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_o
 	CU_ENTER("library=%p code=%p", (void *)library, code);
 	CU_NEEDS(code != NULL && (numJitOptions == 0 || (jitOptions != NULL && jitOptionsValues != NULL)));
 	CU_NEEDS(numLibraryOptions == 0 || (libraryOptions != NULL && libraryOptionValues != NULL));
-	return load(library);
+	return load(library, code);
 }
 
 CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions,
@@ -46,7 +48,7 @@ CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *fileName,
 	CU_NEEDS(numLibraryOptions == 0 || (libraryOptions != NULL && libraryOptionValues != NULL));
 	if (access(fileName, R_OK) != 0)
 		return CUDA_ERROR_FILE_NOT_FOUND;
-	return load(library);
+	return load(library, NULL);
 }
 
 CUresult CUDAAPI cuLibraryUnload(CUlibrary library)
@@ -64,6 +66,7 @@ CUresult CUDAAPI cuLibraryUnload(CUlibrary library)
 		free(kernel->name);
 		cu_object_end(kernel);
 	}
+	free(library->ptx);
 	cu_object_end(library);
 	cu_unlock();
 	return CUDA_SUCCESS;
@@ -78,7 +81,7 @@ CUresult CUDAAPI cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const 
 	CU_NEEDS(pKernel != NULL && name != NULL);
 	if (!cu_is(library, CU_KIND_LIBRARY))
 		return CUDA_ERROR_INVALID_HANDLE;
-	if (name[0] == '\0')
+	if (name[0] == '\0' || !cu_image_has(library->ptx, name))
 		return CUDA_ERROR_NOT_FOUND;
 	cu_lock();
 	for (kernel = library->kernels; kernel != NULL; kernel = kernel->next)
@@ -133,6 +136,7 @@ static struct CUmod_st *module_in(struct CUlib_st *library, struct CUctx_st *con
 	module = cu_module_make(context);
 	if (module != NULL) {
 		module->library = library;
+		module->ptx = library->ptx != NULL ? strdup(library->ptx) : NULL;
 		module->next_of_library = library->modules;
 		library->modules = module;
 	}

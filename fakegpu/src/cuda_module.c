@@ -54,7 +54,38 @@ void cu_module_end(struct CUmod_st *module)
 				*link = module->next_of_library;
 				break;
 			}
+	free(module->ptx);
 	cu_object_end(module);
+}
+
+char *cu_image_text(const void *image)
+{
+	const char *text = image;
+
+	/* PTX begins with comments or its version; everything else begins with a magic number. */
+	while (*text == ' ' || *text == '\n' || *text == '\r' || *text == '\t')
+		text++;
+	if (strncmp(text, "//", 2) != 0 && strncmp(text, ".version", 8) != 0)
+		return NULL;
+	return strstr(text, ".entry") != NULL ? strdup(text) : NULL;
+}
+
+static int is_word(char c)
+{
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+	       c == '$';
+}
+
+int cu_image_has(const char *ptx, const char *name)
+{
+	size_t length = strlen(name);
+
+	if (ptx == NULL)
+		return 1;
+	for (const char *at = strstr(ptx, name); at != NULL; at = strstr(at + 1, name))
+		if (at > ptx && !is_word(at[-1]) && !is_word(at[length]))
+			return 1;
+	return 0;
 }
 
 static void set_attributes(struct CUfunc_st *function)
@@ -97,7 +128,7 @@ struct CUfunc_st *cu_module_function(struct CUmod_st *module, const char *name, 
 
 /* ---- loading ------------------------------------------------------------------------------------------ */
 
-static CUresult load(CUmodule *module, const void *image)
+static CUresult load(CUmodule *module, const void *image, int is_text)
 {
 	CU_CONTEXT(context);
 	CU_UNSAFE_IN_CAPTURE(context);
@@ -105,6 +136,8 @@ static CUresult load(CUmodule *module, const void *image)
 	cu_lock();
 	struct CUmod_st *made = cu_module_make(context);
 
+	if (made != NULL && is_text)
+		made->ptx = cu_image_text(image);
 	cu_unlock();
 	if (made == NULL)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -118,13 +151,13 @@ CUresult CUDAAPI cuModuleLoad(CUmodule *module, const char *fname)
 	CU_NEEDS(fname != NULL);
 	if (access(fname, R_OK) != 0)
 		return CUDA_ERROR_FILE_NOT_FOUND;
-	return load(module, fname);
+	return load(module, fname, 0);
 }
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
 {
 	CU_ENTER("module=%p image=%p", (void *)module, image);
-	return load(module, image);
+	return load(module, image, 1);
 }
 
 CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions,
@@ -132,13 +165,13 @@ CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigne
 {
 	CU_ENTER("module=%p image=%p options=%u", (void *)module, image, numOptions);
 	CU_NEEDS(numOptions == 0 || (options != NULL && optionValues != NULL));
-	return load(module, image);
+	return load(module, image, 1);
 }
 
 CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)
 {
 	CU_ENTER("module=%p image=%p", (void *)module, fatCubin);
-	return load(module, fatCubin);
+	return load(module, fatCubin, 0);
 }
 
 CUresult CUDAAPI cuModuleUnload(CUmodule hmod)
@@ -174,7 +207,7 @@ CUresult CUDAAPI cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const cha
 	CU_NEEDS(hfunc != NULL && name != NULL);
 	if (!cu_is(hmod, CU_KIND_MODULE))
 		return CUDA_ERROR_INVALID_HANDLE;
-	if (name[0] == '\0')
+	if (name[0] == '\0' || !cu_image_has(hmod->ptx, name))
 		return CUDA_ERROR_NOT_FOUND;
 	cu_lock();
 	function = cu_module_function(hmod, name, NULL);
@@ -218,6 +251,8 @@ CUresult cu_module_global(CUdeviceptr *dptr, size_t *bytes, struct CUmod_st *mod
 	CU_NEEDS(name != NULL);
 	if (!cu_is(module, CU_KIND_MODULE))
 		return CUDA_ERROR_INVALID_HANDLE;
+	if (name[0] == '\0' || !cu_image_has(module->ptx, name))
+		return CUDA_ERROR_NOT_FOUND;
 	for (variable = module->variables; variable != NULL; variable = variable->next)
 		if (strcmp(variable->name, name) == 0)
 			break;

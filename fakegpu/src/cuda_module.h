@@ -24,6 +24,7 @@ struct CUmod_st {
 	struct CUlib_st *library; /* that this is the form of in one context; NULL: none */
 	struct CUmod_st *next_of_library;
 	uint32_t function_count;
+	char *ptx; /* a copy of an image that is PTX: only what it defines can be found; NULL: anything can */
 };
 
 struct CUfunc_st {
@@ -43,6 +44,7 @@ struct CUlib_st {
 	struct CUkern_st *kernels;
 	struct CUmod_st *modules; /* one a context, made when needed */
 	uint32_t kernel_count;
+	char *ptx; /* as of a module */
 };
 
 struct CUkern_st {
@@ -51,6 +53,11 @@ struct CUkern_st {
 	struct CUkern_st *next;
 	char *name;
 };
+
+/* A copy of the image when it is PTX text, else NULL. */
+char *cu_image_text(const void *image);
+/* 1 when PTX text defines an entry, or a variable, of that name; also when there is no text to look at. */
+int cu_image_has(const char *ptx, const char *name);
 
 /* Need cu_lock. */
 struct CUmod_st *cu_module_make(struct CUctx_st *context);

@@ -6,15 +6,15 @@
 
 /* One thread at a time makes or ends a primary context; the others wait for it here and nowhere else. */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
-static uint32_t changing_generation;
+
+void cu_primary_forget(void)
+{
+	/* The fork may have caught another thread in here. */
+	pthread_mutex_init(&changing, NULL);
+}
 
 static void begin(void)
 {
-	/* A fork may have caught another thread in here. */
-	if (changing_generation != cu_generation) {
-		pthread_mutex_init(&changing, NULL);
-		changing_generation = cu_generation;
-	}
 	pthread_mutex_lock(&changing);
 }
 

@@ -14,9 +14,13 @@ static struct CUstream_st *thread_stream(struct CUctx_st *context)
 	uint64_t thread = cu_thread()->id;
 	struct CUstream_st *stream;
 
+	cu_lock();
 	for (stream = context->streams; stream != NULL; stream = stream->next)
 		if (stream->thread == thread)
-			return stream;
+			break;
+	cu_unlock();
+	if (stream != NULL)
+		return stream;
 	/* Like a stream made with no flags: it waits for the legacy stream and the other way round. */
 	if (cu_stream_make(context, CU_STREAM_DEFAULT, 0, &stream) != CUDA_SUCCESS)
 		return NULL;
@@ -162,11 +166,23 @@ void cu_context_wait(struct CUctx_st *context)
 
 	if (context->last_number != 0)
 		fg_engine_wait((uint32_t)context->seat, context->last_number, may_spin);
-	for (struct CUstream_st *stream = context->streams; stream != NULL; stream = stream->next) {
-		if (stream->floor_ns != 0)
-			fg_sleep_until(stream->floor_ns, may_spin);
-		while (stream->callbacks > 0)
-			cu_callbacks_run();
+	for (;;) {
+		uint64_t floor_ns = 0;
+		uint32_t callbacks = 0;
+
+		/* Other threads make and end streams meanwhile. */
+		cu_lock();
+		for (const struct CUstream_st *stream = context->streams; stream != NULL;
+		     stream = stream->next) {
+			floor_ns = stream->floor_ns > floor_ns ? stream->floor_ns : floor_ns;
+			callbacks += stream->callbacks;
+		}
+		cu_unlock();
+		if (floor_ns != 0)
+			fg_sleep_until(floor_ns, may_spin);
+		if (callbacks == 0)
+			break;
+		cu_callbacks_run();
 	}
 	if (cu_pools_loose)
 		cu_pools_settle(context->device);
