@@ -79,17 +79,20 @@ def _see(screen: Screen, stage: Stage, given: dict[str, Allocated]) -> None:
     screen.chapter("What each container sees")
     stage.hold("red", FITTING)
     screen.say(f"red now holds {FITTING}. Each pod runs nvidia-smi:")
-    for name in given:
-        screen.terminal(f"{name}: nvidia-smi", stage.smi(name))
+    tables = {name: stage.smi(name) for name in given}
+    for name, table in tables.items():
+        screen.terminal(f"{name}: nvidia-smi", table)
     query = ["--query-gpu=memory.total,memory.used", "--format=csv,noheader,nounits"]
     seen = {n: [int(v) for v in stage.smi(n, *query).split(",")] for n in given}
     totals_right = all(seen[n][0] == a.memory_bytes >> 20 for n, a in given.items())
-    screen.check(totals_right, "nvidia-smi and CUDA show a card of exactly the share's size")
+    screen.check(totals_right, "nvidia-smi shows a card of exactly the share's size")
     screen.check(
         all(stage.show(n)[0]["total"] == a.memory_bytes for n, a in given.items()), "so does CUDA, to the byte"
     )
     screen.check(seen["red"][1] >= 9 * 1024, "red sees the memory it holds")
     screen.check(seen["blue"][1] < 1024, "blue sees nothing of what red holds")
+    named = {name: "workload" in table for name, table in tables.items()}
+    screen.check(named == {"red": True, "blue": False}, "each sees its own processes and no others")
 
 
 def _refuse(screen: Screen, stage: Stage, red: Allocated) -> None:
