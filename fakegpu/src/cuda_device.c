@@ -33,6 +33,14 @@ CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal)
 	return CUDA_SUCCESS;
 }
 
+/* Compute slices of a NVML_{GPU,COMPUTE}_INSTANCE_PROFILE_*; the first numbers mean the same in both. */
+static uint32_t slices_of(uint32_t profile)
+{
+	static const uint8_t slices[] = {1, 2, 3, 4, 7, 8, 6, 1, 2, 1, 1, 2, 4, 1, 2, 1, 2, 3};
+
+	return profile < sizeof slices ? slices[profile] : 1;
+}
+
 /* "NVIDIA A100-SXM4-40GB MIG 1g.5gb" for a compute instance, with 1c. in front where it is part of one. */
 static void write_name(const struct cu_device *device, char *name, size_t size)
 {
@@ -44,11 +52,15 @@ static void write_name(const struct cu_device *device, char *name, size_t size)
 	}
 	const struct fg_compute_instance *ci = &card->compute_instance[device->ci];
 	const struct fg_gpu_instance *gi = &card->gpu_instance[device->gi];
-	uint32_t slice = card->config.sm_count / 8 > 0 ? card->config.sm_count / 8 : 1;
-	uint32_t whole = (gi->sm_count + slice - 1) / slice, part = (ci->sm_count + slice - 1) / slice;
-	unsigned gigabytes = (unsigned)((gi->memory_bytes + (UINT64_C(1) << 29)) >> 30);
+	uint32_t whole = slices_of(gi->profile), part = slices_of(ci->profile);
+	/* The share of the memory as the model's name counts it: 143,771 MiB are 141 GB, an eighth of
+	 * that 18. */
+	uint64_t total = (card->config.memory_bytes + (UINT64_C(1) << 30) - 1) >> 30;
+	uint64_t eighths =
+	    card->config.mig_family == FG_MIG_A30 || card->config.mig_family == FG_MIG_RTX_PRO_6000 ? 2 : 1;
+	unsigned gigabytes = (unsigned)((total * gi->placement_size * eighths + 4) / 8);
 
-	if (ci->sm_count == gi->sm_count)
+	if (part == whole)
 		snprintf(name, size, "%s MIG %ug.%ugb", card->config.name, whole, gigabytes);
 	else
 		snprintf(name, size, "%s MIG %uc.%ug.%ugb", card->config.name, part, whole, gigabytes);

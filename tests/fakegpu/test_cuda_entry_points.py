@@ -144,3 +144,17 @@ result = [hasattr(library, 'cuLibraryLoadData'), hasattr(library, 'cuMemAllocAsy
 """
     assert cuda_machine(flavour="470").python(PRELUDE + code) == [False, True, 0]
     assert cuda_machine().python(PRELUDE + code) == [True, True, 0]
+
+
+def test_functions_of_images(cuda_machine: Callable[..., Any]) -> None:
+    """Any image is taken; one that is PTX has what it defines and nothing else."""
+    code = """
+start()
+def find(image, name):
+    module, function = c_void_p(), c_void_p()
+    expect(cu.cuModuleLoadData(byref(module), image))
+    return cu.cuModuleGetFunction(byref(function), module, name)
+ptx = b"//\\n.version 8.0\\n.target sm_80\\n.visible .entry alpha(.param .u64 x)\\n{ ret; }\\n"
+result = [find(b"\\x7fELF", b"anything"), find(ptx, b"alpha"), find(ptx, b"alph"), find(ptx, b"beta"), find(ptx, b"")]
+"""
+    assert cuda_machine().python(PRELUDE + code) == [0, 0, 500, 500, 500]
