@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aliquot.api.grant import CorePolicy, Grant
+from aliquot.node.hints import Activity, advise
 from aliquot.node.regions import Regions
 
 HERE: Final = Path(__file__).parent
@@ -242,12 +243,38 @@ def one_share(machine: Machine, kind: str, length: int, limit: int, seconds: flo
         yield Figure(f"longest stall: {label}", "ms", seen["stall_ms"], late, STALL_MS + late)
 
 
+def advise_until(containers: Sequence[Container], processes: Sequence[subprocess.Popen[str]]) -> None:
+    """The node's part: what each share is told of the others, twice a second, until the programs have ended."""
+    while any(process.poll() is None for process in processes):
+        now = time.monotonic_ns()
+        seen = [
+            Activity(
+                name=str(i),
+                card_uuid=CARD,
+                last_launch_ns=container.regions.usage("g").last_launch_ns,
+                processes=1,
+                core_percent=50,
+                core_policy=CorePolicy.DEFAULT,
+                priority=0,
+            )
+            for i, container in enumerate(containers)
+        ]
+        advice = advise(seen, now)
+        for i, container in enumerate(containers):
+            one = advice[str(i)]
+            container.regions.hint(
+                "g", burst_until_ns=one.burst_until_ns, hold_until_ns=one.hold_until_ns, heartbeat_ns=now
+            )
+        time.sleep(0.5)
+
+
 def two_shares(machine: Machine, length: int, limits: tuple[int, int], seconds: float) -> Iterator[Figure]:
-    config = machine.card()
-    both = [machine.container(config, percent=limit) for limit in limits]
+    config = machine.card(queue_depth=64)
+    both = [machine.container(config, percent=limit, policy=CorePolicy.DEFAULT) for limit in limits]
     begin = time.monotonic_ns() + 300_000_000
     command = [machine.program("share"), "kernel", str(length), str(seconds), str(begin)]
     started = [container.popen(command) for container in both]
+    advise_until(both, started)
     for limit, process in zip(limits, started, strict=True):
         seen = finish(process)
         label = f"{limit} of {limits[0]} + {limits[1]}, {length} us"

@@ -25,6 +25,7 @@
 #define POLL_NS    50000u
 #define POLL_MOST  1000000u
 #define MOST_NS    1000000000u
+#define NODE_NS    3000000000u /* a node daemon that was not heard of for so long is gone */
 
 struct aq_gate aq_gate;
 static const uint64_t nothing[4];
@@ -86,15 +87,23 @@ static bool share_bursts(const struct aq_share *share, uint64_t now)
 	       __atomic_load_n(&share->grant->hints.burst_until_ns, __ATOMIC_RELAXED) > now;
 }
 
-bool aq_limiter_alone(unsigned number, uint64_t now)
+enum aq_measured aq_limiter_company(unsigned number, uint64_t now)
 {
 	const struct aq_card *card = &aq_cards[number];
+	enum aq_measured how = AQ_MEASURED_SHARED;
 	for (uint32_t i = 0; i < card->share_count; i++) {
-		const struct aq_grant_file *grant = aq_shares[card->share[i]].grant;
-		if (grant && __atomic_load_n(&grant->hints.burst_until_ns, __ATOMIC_RELAXED) > now)
-			return true;
+		const struct aq_share *share = &aq_shares[card->share[i]];
+		/* Whether a share is alone is said of those that gain by it: a forced limit hears nothing. */
+		if (share->grant == NULL ||
+		    __atomic_load_n(&share->core_policy, __ATOMIC_RELAXED) != AQ_CORE_DEFAULT)
+			continue;
+		if (share_bursts(share, now))
+			return AQ_MEASURED_ALONE;
+		uint64_t heard = __atomic_load_n(&share->grant->hints.heartbeat_ns, __ATOMIC_RELAXED);
+		if (heard != 0 && now - heard < NODE_NS)
+			how = AQ_MEASURED_CONTENDED;
 	}
-	return false;
+	return how;
 }
 
 /* ---- paying ------------------------------------------------------------------------------------ */

@@ -217,7 +217,7 @@ static void learn(struct aq_limiter *limiter, struct aq_sample *sample, uint64_t
 		return;
 	uint64_t host = gap(samples, sample);
 	took -= host < took ? host : took;
-	enum aq_measured how = aq_limiter_alone(sample->card, now) ? AQ_MEASURED_ALONE : AQ_MEASURED_SHARED;
+	enum aq_measured how = aq_limiter_company(sample->card, now);
 	if (latest && latest->context == sample->context && latest->card == sample->card) {
 		uint64_t since = between(latest->end, sample->end, &after);
 		/* The latest one ended while this one was under way, on another stream: its time is paid for. */

@@ -32,7 +32,7 @@ void aq_samples_drop(struct aq_samples *samples, CUcontext context);
 /* limiter.c: a launch on the card was charged `charged` and took `took`. */
 void aq_limiter_settle(struct aq_limiter *limiter, unsigned card, uint64_t charged, uint64_t took);
 
-/* limiter.c: the node says that the card is this container's alone at the moment. */
-bool aq_limiter_alone(unsigned card, uint64_t now);
+/* limiter.c: what the node says of the card at the moment. */
+enum aq_measured aq_limiter_company(unsigned card, uint64_t now);
 
 #endif
