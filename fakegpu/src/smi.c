@@ -170,13 +170,15 @@ static int all_devices(struct smi_devices *devices)
 /* "-i X", "--id=X" and "--id X"; moves *at to the value's argument. */
 static const char *value_of(int argc, char **argv, int *at, const char *letter, const char *word)
 {
-	size_t length = word == NULL ? 0 : strlen(word);
-	if (length > 0 && strncmp(argv[*at], word, length) == 0 && argv[*at][length] == '=')
-		return argv[*at] + length + 1;
-	if ((letter != NULL && strcmp(argv[*at], letter) == 0) ||
-	    (word != NULL && strcmp(argv[*at], word) == 0)) {
+	const char *argument = argv[*at];
+	size_t length = strlen(word);
+	if (argument == NULL)
+		return NULL;
+	if (strncmp(argument, word, length) == 0 && argument[length] == '=')
+		return argument + length + 1;
+	if ((letter != NULL && strcmp(argument, letter) == 0) || strcmp(argument, word) == 0) {
 		if (*at + 1 >= argc) {
-			printf("Option %s needs a value. Please run 'nvidia-smi -h' for help.\n", argv[*at]);
+			printf("Option %s needs a value. Please run 'nvidia-smi -h' for help.\n", argument);
 			exit(2);
 		}
 		return argv[++*at];
