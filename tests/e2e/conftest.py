@@ -52,6 +52,24 @@ NODE_CONFIG = {"defaults": {"mode": "auto", "slots": 2}}
 _numbers = itertools.count(1)
 
 
+def pytest_collection_modifyitems(config, items):
+    """Each variant is one group (`-n 4 --dist loadgroup` runs them side by side); what a variant lacks is left out."""
+    kept, dropped = [], []
+    for item in items:
+        variant = item.callspec.params.get("variant") if hasattr(item, "callspec") else None
+        if isinstance(variant, Variant):
+            item.add_marker(pytest.mark.xdist_group(variant.name))
+            if not variant.shares and item.get_closest_marker("needs_shares"):
+                dropped.append(item)
+                continue
+        elif item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xdist_group("no cluster"))
+        kept.append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
 def pytest_report_header():
     return f"stories run on provider: {PROVIDER}"
 

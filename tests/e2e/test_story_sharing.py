@@ -179,9 +179,8 @@ def test_b128_preload_names_exactly_the_library_that_is_there(stage):
     assert stage.exec("plain", "test", "-s", names.CONTAINER_LIBRARY).status == 0
 
 
-def test_whole_card_is_not_shared_and_has_all_its_memory(cluster, stage, variant):
-    if not variant.shares:
-        pytest.skip("a card that is cut into slots is never offered whole")
+@pytest.mark.needs_shares  # a card that is cut into slots is never offered whole
+def test_whole_card_is_not_shared_and_has_all_its_memory(cluster, stage):
     node = cluster.nodes[1]
     card = cards_of(cluster, node)[1]
     whole = share("24Gi", selectors=[is_card(card)])

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -98,7 +98,7 @@ def build(binaries: Sequence[tuple[Tool, Binary]]) -> None:
         if not todo:
             return
         go = gocompiler.find_or_install(say)
-        _check_disk(go, todo)
+        check_disk(go, todo)
         total = sum(binary.expected_s for _, binary in todo)
         say(
             f"building {len(todo)} programs of the test cluster into {cache_root()}: about {_minutes(total)}, only once"
@@ -118,7 +118,11 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **ours}
 
 
-def _check_disk(go: Path, todo: Sequence[tuple[Tool, Binary]]) -> None:
+def check_disk(
+    go: Path,
+    todo: Sequence[tuple[Tool, Binary]],
+    free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+) -> None:
     """Refuses before the disk is full: programs, Go's build cache and the downloaded modules."""
     answer = subprocess.run(
         [go, "env", "GOCACHE", "GOMODCACHE"],
@@ -144,7 +148,7 @@ def _check_disk(go: Path, todo: Sequence[tuple[Tool, Binary]]) -> None:
         needs[device] = needs.get(device, 0) + megabytes
         places.setdefault(device, existing)
     for device, megabytes in needs.items():
-        free_mb = shutil.disk_usage(places[device]).free // 1_000_000
+        free_mb = free_bytes(places[device]) // 1_000_000
         if free_mb < megabytes:
             raise MissingPartError(
                 f"building needs about {megabytes} MB on the disk of {places[device]} and {free_mb} MB are free; "

@@ -40,6 +40,7 @@ class ExistingCluster(Cluster):
         found = self._api.list("v1", "Node", labelSelector=NODE_LABEL)
         self._nodes = tuple(sorted(n["metadata"]["name"] for n in found))
         if not self._nodes:
+            self._api.close()
             raise SettingsError(f"no node carries the label {NODE_LABEL}; label the nodes whose cards may be used")
 
     @property

@@ -110,12 +110,12 @@ def _explain(screen: Screen, cluster: LocalCluster) -> None:
     shell.chmod(0o755)
     examples = Path("deploy") / "examples"
     screen.chapter("The cluster stays up")
-    screen.say(
+    screen.lines(
         f"A shell on its node, with kubectl:  {shell}\n"
         f"One command:                        {shell} kubectl get resourceslices\n"
         f"Something to try:                   {shell} kubectl apply -f {ROOT / examples / 'share-from-template.yaml'}\n"
         f"What a pod sees:                    {shell} kubectl exec one-share -- nvidia-smi\n"
-        f"End it and everything in it:        kill {cluster.space.keeper.pid}"
+        f"End it and everything in it:        kill -KILL {cluster.space.keeper.pid}"
     )
 
 

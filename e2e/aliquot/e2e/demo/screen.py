@@ -35,6 +35,10 @@ class Screen:
         """A sentence or two."""
         self._console.print(Text(text))
 
+    def lines(self, text: str) -> None:
+        """Lines to copy from, never broken."""
+        self._console.print(Text(text), soft_wrap=True)
+
     def progress(self, text: str) -> None:
         """What is going on right now, with the time since the start."""
         self._console.print(Text(f"  {time.monotonic() - self._started:5.1f} s  {text}", style="dim"))
