@@ -89,9 +89,12 @@ void aq_key_rest(struct aq_key *entry)
 {
 	uint64_t length = __atomic_load_n(&entry->estimate_ns, __ATOMIC_RELAXED);
 	uint64_t rest = length >= REST_NS ? 0 : REST_NS / (length + 1);
-	/* The first few are measured close together: the very first carries loading and warming up. */
+	/* The first few are measured close together: the very first carries loading and warming up. And while nothing
+	 * is known, none goes by unseen. */
 	if (entry->measured < 4 && rest > 2)
 		rest = 2;
+	if (entry->measured == 0)
+		rest = 0;
 	__atomic_store_n(&entry->quick, (uint32_t)(rest < REST_MOST ? rest : REST_MOST), __ATOMIC_RELAXED);
 }
 

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic of the compute limit by itself: the bucket and the estimates, compiled alone, with times passed in."""
+
+from __future__ import annotations
+
+import ctypes as c
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[2]
+FULL, WAIT = 30_000_000, 2_000_000_000
+ALONE, SHARED, CONTENDED, PART = range(4)
+WORDS = st.integers(0, 2**64 - 1)
+
+
+class Bucket(c.Structure):
+    _fields_ = [
+        ("tokens", c.c_int64),
+        *[(n, c.c_uint64) for n in ("refilled", "busy", "waiters", "last")],
+        ("reserved", c.c_uint64 * 11),
+    ]
+
+
+@pytest.fixture(scope="module")
+def pure(tmp_path_factory) -> c.CDLL:
+    out = tmp_path_factory.mktemp("pure") / "limiter.so"
+    sources = [str(ROOT / "hook" / "src" / f"limiter_{part}.c") for part in ("bucket", "key")]
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-fPIC", "-shared", "-fsanitize=undefined"]
+    flags += ["-fsanitize-undefined-trap-on-error", f"-I{ROOT}/hook/src", f"-I{ROOT}/hook/include"]
+    subprocess.run(["cc", *flags, "-o", str(out), *sources], check=True, timeout=120)
+    library = c.CDLL(str(out))
+    library.aq_bucket_take.restype = c.c_bool
+    for name in ("aq_key_learn", "aq_key_charge"):
+        getattr(library, name).restype = c.c_uint64
+    library.aq_key_find.restype = c.c_void_p
+    return library
+
+
+def take(pure: c.CDLL, bucket: Bucket, percent: int, amount: int, now: int) -> int | None:
+    """None: taken; else how long to wait."""
+    wait = c.c_uint64()
+    done = pure.aq_bucket_take(c.byref(bucket), percent, c.c_uint64(amount), c.c_uint64(now), c.byref(wait))
+    return None if done else wait.value
+
+
+@given(st.integers(1, 99), st.integers(1_000, 20_000_000), st.randoms(use_true_random=False))
+@settings(max_examples=12, deadline=None)
+def test_the_rate_is_the_limit_whatever_the_length_and_however_late_one_wakes(pure, percent, length, rng):
+    bucket, now, spent, end = Bucket(), 10**12, 0, 10**12 + 20 * 10**9
+    start, rounds = now, 0
+    while now < end and rounds < 1500:
+        rounds += 1
+        wait = take(pure, bucket, percent, length, now)
+        if wait is None:
+            spent += length
+        else:
+            assert wait <= WAIT + 100_000
+            now += wait + rng.randrange(100_000)
+    assert spent <= (now - start) * percent / 100 + FULL + length + 1
+    # A sleeper's lateness costs nothing, as long as it is less than the bucket holds.
+    if length * 100 / percent < WAIT:
+        assert spent >= (now - start) * percent / 100 - length - 100_000
+
+
+@given(WORDS, WORDS, WORDS, st.integers(1, 99), WORDS)
+@settings(max_examples=150, deadline=None)
+def test_no_word_in_a_bucket_makes_anybody_wait_longer_than_the_bound(pure, tokens, refilled, amount, percent, now):
+    bucket = Bucket(tokens=c.c_int64(tokens).value, refilled=refilled)
+    for _ in range(4):
+        wait = take(pure, bucket, percent, amount, now)
+        if wait is None:
+            break
+        assert wait <= WAIT + 200_000
+        now = (now + wait) % 2**64
+    else:
+        pytest.fail("still waiting after four waits")
+
+
+@given(WORDS, WORDS, st.integers(-(2**63), 2**63 - 1), st.integers(1, 99), WORDS)
+@settings(max_examples=150, deadline=None)
+def test_corrections_never_leave_the_range(pure, tokens, refilled, amount, percent, now):
+    bucket = Bucket(tokens=c.c_int64(tokens).value, refilled=refilled)
+    pure.aq_bucket_correct(c.byref(bucket), percent, c.c_int64(amount), c.c_uint64(now))
+    assert -WAIT // 100 * percent <= bucket.tokens <= FULL
+
+
+class Keys:
+    """A table of estimates, and one key in it."""
+
+    def __init__(self, pure: c.CDLL) -> None:
+        self.pure = pure
+        self.memory = (c.c_uint8 * (1 << 20))()
+        self.entry = self.find(0x1230)
+
+    def find(self, key: int, blocks: int = 1) -> c.c_void_p:
+        return c.c_void_p(self.pure.aq_key_find(self.memory, c.c_void_p(key), c.c_uint64(blocks), 0))
+
+    def learn(self, ns: int, how: int) -> int:
+        return self.pure.aq_key_learn(self.memory, self.entry, c.c_uint64(ns), how)
+
+    def charge(self, entry: c.c_void_p | None = None) -> int:
+        return self.pure.aq_key_charge(self.memory, entry or self.entry)
+
+
+def test_alone_the_average_counts(pure):
+    keys, rng = Keys(pure), random.Random(1)
+    for _ in range(400):
+        keys.learn(rng.choice([1_000_000, 3_000_000]), ALONE)
+    assert 1_600_000 < keys.charge() < 2_400_000
+
+
+def test_shared_the_least_counts_and_turns_of_others_do_not_raise_it(pure):
+    keys, rng = Keys(pure), random.Random(1)
+    keys.learn(1_000_000, SHARED)
+    for _ in range(400):
+        keys.learn(1_000_000 + rng.randrange(1_000_000), SHARED)
+    assert keys.charge() == 1_000_000
+
+
+def test_work_that_has_become_much_longer_is_noticed_when_shared(pure):
+    keys = Keys(pure)
+    for _ in range(20):
+        keys.learn(1_000_000, SHARED)
+    for _ in range(20):
+        keys.learn(5_000_000, SHARED)
+    assert keys.charge() == 5_000_000
+
+
+def test_a_kernel_that_never_runs_undisturbed_is_told_by_its_spread(pure):
+    keys, rng = Keys(pure), random.Random(1)
+    for _ in range(64):
+        keys.learn(15_000_000 + rng.randrange(5_000_000), CONTENDED)
+    assert 9_500_000 < keys.charge() < 10_500_000
+
+
+def test_one_that_often_runs_undisturbed_keeps_its_length(pure):
+    keys, rng = Keys(pure), random.Random(1)
+    for _ in range(128):
+        keys.learn(rng.choice([10_000_000, 10_000_000, 13_000_000, 17_000_000]), CONTENDED)
+    assert keys.charge() == 10_000_000
+
+
+@given(st.lists(st.tuples(WORDS, st.integers(0, 3)), min_size=1, max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_an_estimate_is_never_above_the_longest_measurement(pure, measurements):
+    keys = Keys(pure)
+    for ns, how in measurements:
+        keys.learn(ns % (1 << 60), how)
+    assert keys.charge() <= max(ns % (1 << 60) for ns, _ in measurements)
+
+
+def test_a_full_set_gives_up_what_was_longest_not_asked_for(pure):
+    keys = Keys(pure)
+    keys.learn(1_000_000, ALONE)
+    for key in range(0x10, 0x10 * 20_000, 0x10):
+        keys.find(key)
+        keys.find(0x1230)
+    assert keys.charge(keys.find(0x1230)) == 1_000_000
