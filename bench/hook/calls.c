@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the driver's calls cost: ns per call of each kind, the median of short rounds. Run with the hook in front
- * and without; the difference is the hook's. Prints one line of JSON.
+ * What the driver's calls cost: ns per call of each kind, the median of short rounds. Run with the hook in
+ * front and without; the difference is the hook's. Prints one line of JSON.
  *
  *   calls all [LIVE]   every kind, with LIVE allocations held meanwhile (10,000 when not given)
  *   calls start        a context and one allocation, then ends (for starts.c)
@@ -54,21 +54,21 @@ static int order(const void *a, const void *b)
 
 static const char *separator = "{";
 
-#define MEASURE(name, times, body)                                                  \
-	do {                                                                        \
-		double cost_[ROUNDS];                                               \
-		for (int round_ = -3; round_ < ROUNDS; round_++) {                  \
-			uint64_t from_ = now();                                     \
-			for (int i_ = 0; i_ < (times); i_++) {                      \
-				body;                                               \
-			}                                                           \
-			uint64_t to_ = now();                                       \
-			if (round_ >= 0)                                            \
-				cost_[round_] = (double)(to_ - from_) / (times);    \
-		}                                                                   \
-		qsort(cost_, ROUNDS, sizeof(double), order);                        \
-		printf("%s\"%s\": %.2f", separator, name, cost_[ROUNDS / 2]);       \
-		separator = ", ";                                                   \
+#define MEASURE(name, times, body)                                               \
+	do {                                                                     \
+		double cost_[ROUNDS];                                            \
+		for (int round_ = -3; round_ < ROUNDS; round_++) {               \
+			uint64_t from_ = now();                                  \
+			for (int i_ = 0; i_ < (times); i_++) {                   \
+				body;                                            \
+			}                                                        \
+			uint64_t to_ = now();                                    \
+			if (round_ >= 0)                                         \
+				cost_[round_] = (double)(to_ - from_) / (times); \
+		}                                                                \
+		qsort(cost_, ROUNDS, sizeof(double), order);                     \
+		printf("%s\"%s\": %.2f", separator, name, cost_[ROUNDS / 2]);    \
+		separator = ", ";                                                \
 	} while (0)
 
 static void *context, *function;
@@ -83,9 +83,12 @@ static void start(void)
 	}
 	*(void **)&get_proc = dlsym(cuda, "cuGetProcAddress_v2");
 	check(((int (*)(unsigned))entry("cuInit"))(0), "cuInit");
-	check(((int (*)(void **, unsigned, int))dlsym(cuda, "cuCtxCreate_v2"))(&context, 0, 0), "cuCtxCreate");
-	check(((int (*)(void **, const void *))entry("cuModuleLoadData"))(&module, "calls"), "cuModuleLoadData");
-	check(((int (*)(void **, void *, const char *))entry("cuModuleGetFunction"))(&function, module, "spin_ns_0"),
+	check(((int (*)(void **, unsigned, int))dlsym(cuda, "cuCtxCreate_v2"))(&context, 0, 0),
+	      "cuCtxCreate");
+	check(((int (*)(void **, const void *))entry("cuModuleLoadData"))(&module, "calls"),
+	      "cuModuleLoadData");
+	check(((int (*)(void **, void *, const char *))entry("cuModuleGetFunction"))(&function, module,
+										     "spin_ns_0"),
 	      "cuModuleGetFunction");
 }
 

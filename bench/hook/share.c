@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A program that wants all of a card: launches kernels of one length, of one kind, as fast as it may, and says
- * what part of the time the card was its. Prints one line of JSON.
+ * A program that wants all of a card: launches kernels of one length, of one kind, as fast as it may, and
+ * says what part of the time the card was its. Prints one line of JSON.
  *
  *   share KIND MICROSECONDS SECONDS [START_NS]
  *
- * KIND: kernel, ex, cooperative, multi, graph (ten kernels), thread (per-thread stream), streams (four in turn),
- * sync (waits after each). The figures: `share` over the whole time, `worst` and `best` of any second (steps of
- * 100 ms), `stall_ms` the longest that one launch took.
+ * KIND: kernel, ex, cooperative, multi, graph (ten kernels), thread (per-thread stream), streams (four in
+ * turn), sync (waits after each). The figures: `share` over the whole time, `worst` and `best` of any second
+ * (steps of 100 ms), `stall_ms` the longest that one launch took.
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -41,7 +41,7 @@ static void *need(const char *name)
 	return symbol;
 }
 
-#define FN(result, name, ...) ((result(*)(__VA_ARGS__))need(name))
+#define FN(result, name, ...) ((result (*)(__VA_ARGS__))need(name))
 
 static void check(int rc, const char *what)
 {
@@ -62,12 +62,12 @@ static uint64_t now(void)
 #define STEP_NS       100000000u
 #define STEPS         1024
 
-static int (*kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-		     void **);
-static int (*kernel_thread)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
-			    void **, void **);
-static int (*cooperative)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
-			  void **);
+static int (*kernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+		     void **, void **);
+static int (*kernel_thread)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+			    void *, void **, void **);
+static int (*cooperative)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+			  void *, void **);
 static int (*multi)(launch_params *, unsigned, unsigned);
 static int (*ex)(const launch_config *, void *, void **, void **);
 static int (*graph)(void *, void *);
@@ -130,7 +130,8 @@ int main(int argc, char **argv)
 	check(FN(int, "cuCtxCreate_v2", void **, unsigned, int)(&context, 0, 0), "context");
 	check(FN(int, "cuModuleLoadData", void **, const void *)(&module, "share"), "module");
 	snprintf(name, sizeof(name), "spin_us_%s", argv[2]);
-	check(FN(int, "cuModuleGetFunction", void **, void *, const char *)(&function, module, name), "function");
+	check(FN(int, "cuModuleGetFunction", void **, void *, const char *)(&function, module, name),
+	      "function");
 	for (int i = 0; i < 4; i++)
 		check(FN(int, "cuStreamCreate", void **, unsigned)(&stream[i], 1), "stream");
 	*(void **)&kernel = need("cuLaunchKernel");
@@ -153,7 +154,10 @@ int main(int argc, char **argv)
 	while (before - begin < wanted) {
 		check(launch(kind, (unsigned)count), "launch");
 		uint64_t after = now();
-		if (after - before > longest) { longest = after - before; longest_at = before - begin; }
+		if (after - before > longest) {
+			longest = after - before;
+			longest_at = before - begin;
+		}
 		before = after;
 		count++;
 		uint64_t at = (after - begin) / STEP_NS;
@@ -173,10 +177,12 @@ int main(int argc, char **argv)
 		worst = part < worst ? part : worst;
 		best = part > best ? part : best;
 	}
-	printf("{\"kind\": \"%s\", \"us\": %s, \"launches\": %llu, \"share\": %.2f, \"worst\": %.2f, \"best\": %.2f, "
+	printf("{\"kind\": \"%s\", \"us\": %s, \"launches\": %llu, \"share\": %.2f, \"worst\": %.2f, "
+	       "\"best\": %.2f, "
 	       "\"stall_ms\": %.2f, \"stall_at_s\": %.2f, \"queued_ms\": %.2f, \"seconds\": %.2f}\n",
 	       kind, argv[2], (unsigned long long)count,
-	       100.0 * (double)count * (double)length / (double)(end - begin), worst, best, (double)longest / 1e6, (double)longest_at / 1e9,
-	       (double)(end - launched) / 1e6, (double)(end - begin) / 1e9);
+	       100.0 * (double)count * (double)length / (double)(end - begin), worst, best,
+	       (double)longest / 1e6, (double)longest_at / 1e9, (double)(end - launched) / 1e6,
+	       (double)(end - begin) / 1e9);
 	return 0;
 }

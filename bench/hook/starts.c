@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How long a process takes from its start to its end, with a library preloaded and without, in turn. Prints one
- * line of JSON with the medians in microseconds.
+ * How long a process takes from its start to its end, with a library preloaded and without, in turn. Prints
+ * one line of JSON with the medians in microseconds.
  *
  *   starts LIBRARY ROUNDS AT_ONCE COMMAND…
  */
@@ -54,7 +54,8 @@ int main(int argc, char **argv)
 		return 2;
 	int rounds = atoi(argv[2]), at_once = atoi(argv[3]), count = 0;
 	char preload[4096], *with[256];
-	uint64_t *bare = calloc((size_t)rounds, sizeof(*bare)), *hooked = calloc((size_t)rounds, sizeof(*hooked));
+	uint64_t *bare = calloc((size_t)rounds, sizeof(*bare)),
+		 *hooked = calloc((size_t)rounds, sizeof(*hooked));
 	if (rounds < 1 || at_once < 1 || at_once > 64 || !bare || !hooked)
 		return 2;
 	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", argv[1]);

@@ -17,75 +17,82 @@ static CUstream own_thread(CUstream stream)
 	return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* Two functions each: the quick way is a leaf that ends in a jump to the driver's function, with the arguments
- * where they are; everything else is in the slow one. */
-#define LAUNCH(name, parameters, arguments, function, grid, on_stream)                                         \
-	static __attribute__((noinline)) CUresult slow_##name parameters                                       \
-	{                                                                                                      \
-		struct aq_launch launch = {.key = (function), .blocks = (grid), .stream = (on_stream)};        \
-		CUresult result = aq_launch_begin(&launch);                                                    \
-		if (result == CUDA_SUCCESS) {                                                                  \
-			result = REAL(name) arguments;                                                         \
-			aq_launch_end(&launch, result);                                                        \
-		}                                                                                              \
-		return result;                                                                                 \
-	}                                                                                                      \
-	OPEN_WAY(name, parameters)                                                                             \
-	{                                                                                                      \
-		__typeof__(&hook_##name) real = QUICK_REAL(name);                                              \
-		if (__builtin_expect(real != NULL, 1) &&                                                       \
-		    __builtin_expect(aq_launch_quick((function), (grid)), 1))                                  \
-			return real arguments;                                                                 \
-		return slow_##name arguments;                                                                  \
+/* Two functions each: the quick way is a leaf that ends in a jump to the driver's function, with the
+ * arguments where they are; everything else is in the slow one. */
+#define LAUNCH(look, name, parameters, arguments, function, grid, on_stream)                                  \
+	static __attribute__((noinline)) CUresult slow_##name parameters                                \
+	{                                                                                               \
+		struct aq_launch launch = {.key = (function), .blocks = (grid), .stream = (on_stream)}; \
+		CUresult result = aq_launch_begin(&launch);                                             \
+		if (result == CUDA_SUCCESS) {                                                           \
+			result = REAL(name) arguments;                                                  \
+			aq_launch_end(&launch, result);                                                 \
+		}                                                                                       \
+		return result;                                                                          \
+	}                                                                                               \
+	OPEN_WAY(name, parameters)                                                                      \
+	{                                                                                               \
+		__typeof__(&hook_##name) real = QUICK_REAL(name);                                       \
+		if (__builtin_expect(real != NULL, 1) &&                                                \
+		    __builtin_expect(look((function), (grid)), 1))                           \
+			return real arguments;                                                          \
+		return slow_##name arguments;                                                           \
 	}
 
-/* Where nothing limits a launch, even taking its arguments up and laying them down again costs more than the whole
- * look at the gate. So that look is written by hand, over two registers that carry no arguments. */
+/* Where nothing limits a launch, even taking its arguments up and laying them down again costs more than the
+ * whole look at the gate. So that look is written by hand, over two registers that carry no arguments. */
 #ifdef __x86_64__
 #pragma GCC diagnostic ignored "-Wunused-parameter"
-#define OPEN_WAY(name, parameters)                                                                             \
-	static __attribute__((used)) CUresult limited_##name parameters;                                       \
-	HOOK(CUresult, name, parameters);                                                                      \
-	__attribute__((naked)) CUresult hook_##name parameters                                                 \
-	{                                                                                                      \
-		__asm__("movq aq_gate(%%rip), %%rax\n\t"                                                       \
-			"testq %%rax, %%rax\n\t"                                                               \
-			"jz limited_" #name "\n\t"                                                             \
-			"movq %c1(%%rax), %%r11\n\t"                                                           \
-			"orq %c2(%%rax), %%r11\n\t"                                                            \
-			"movq %c3(%%rax), %%rax\n\t"                                                           \
-			"xorq %c4+aq_gate(%%rip), %%rax\n\t"                                                   \
-			"orq %%r11, %%rax\n\t"                                                                 \
-			"jnz limited_" #name "\n\t"                                                            \
-			"movq %c0+aq_reals(%%rip), %%r11\n\t"                                                  \
-			"testq %%r11, %%r11\n\t"                                                               \
-			"jz limited_" #name "\n\t"                                                             \
-			"cmpl $0, %c5+aq_gate(%%rip)\n\t"                                                      \
-			"je limited_" #name "\n\t"                                                             \
-			"jmp *%%r11"                                                                           \
-			:                                                                                      \
-			: "i"(AQ_N_##name * sizeof(void *)), "i"(AQ_GATE_SUSPENDED * sizeof(uint64_t)),        \
-			  "i"(AQ_GATE_HOLD * sizeof(uint64_t)), "i"(AQ_GATE_SELECTOR * sizeof(uint64_t)),      \
-			  "i"(offsetof(struct aq_gate, generation)), "i"(offsetof(struct aq_gate, open)));     \
-	}                                                                                                      \
+#define OPEN_WAY(name, parameters)                                                                         \
+	static __attribute__((used)) CUresult limited_##name parameters;                                   \
+	HOOK(CUresult, name, parameters);                                                                  \
+	__attribute__((naked)) CUresult hook_##name parameters                                             \
+	{                                                                                                  \
+		__asm__("movq aq_gate(%%rip), %%rax\n\t"                                                   \
+			"testq %%rax, %%rax\n\t"                                                           \
+			"jz limited_" #name "\n\t"                                                         \
+			"movq %c1(%%rax), %%r11\n\t"                                                       \
+			"orq %c2(%%rax), %%r11\n\t"                                                        \
+			"movq %c3(%%rax), %%rax\n\t"                                                       \
+			"xorq %c4+aq_gate(%%rip), %%rax\n\t"                                               \
+			"orq %%r11, %%rax\n\t"                                                             \
+			"jnz limited_" #name "\n\t"                                                        \
+			"movq %c0+aq_reals(%%rip), %%r11\n\t"                                              \
+			"testq %%r11, %%r11\n\t"                                                           \
+			"jz limited_" #name "\n\t"                                                         \
+			"cmpl $0, %c5+aq_gate(%%rip)\n\t"                                                  \
+			"je limited_" #name "\n\t"                                                         \
+			"jmp *%%r11"                                                                       \
+			:                                                                                  \
+			: "i"(AQ_N_##name * sizeof(void *)), "i"(AQ_GATE_SUSPENDED * sizeof(uint64_t)),    \
+			  "i"(AQ_GATE_HOLD * sizeof(uint64_t)), "i"(AQ_GATE_SELECTOR * sizeof(uint64_t)),  \
+			  "i"(offsetof(struct aq_gate, generation)), "i"(offsetof(struct aq_gate, open))); \
+	}                                                                                                  \
 	static CUresult limited_##name parameters
 #else
 #define OPEN_WAY(name, parameters) HOOK(CUresult, name, parameters)
 #endif
 
+/* For the forms that are rarely used: the same look, once. */
+static __attribute__((noinline)) bool quick_call(const void *kind, uint64_t grid)
+{
+	return aq_launch_quick(kind, grid);
+}
+
 /* NULL until it was called once. */
 #define QUICK_REAL(name) ((__typeof__(&hook_##name))__atomic_load_n(&aq_reals[AQ_N_##name], __ATOMIC_RELAXED))
 
-#define GRID \
-	unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream stream
+#define GRID                                                                                           \
+	unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, \
+	    CUstream stream
 
-LAUNCH(cuLaunchKernel, (CUfunction f, GRID, void **params, void **extra),
+LAUNCH(aq_launch_quick, cuLaunchKernel, (CUfunction f, GRID, void **params, void **extra),
        (f, gx, gy, gz, bx, by, bz, shared, stream, params, extra), f, blocks(gx, gy, gz), stream)
-LAUNCH(cuLaunchKernel_ptsz, (CUfunction f, GRID, void **params, void **extra),
+LAUNCH(aq_launch_quick, cuLaunchKernel_ptsz, (CUfunction f, GRID, void **params, void **extra),
        (f, gx, gy, gz, bx, by, bz, shared, stream, params, extra), f, blocks(gx, gy, gz), own_thread(stream))
-LAUNCH(cuLaunchCooperativeKernel, (CUfunction f, GRID, void **params),
+LAUNCH(quick_call, cuLaunchCooperativeKernel, (CUfunction f, GRID, void **params),
        (f, gx, gy, gz, bx, by, bz, shared, stream, params), f, blocks(gx, gy, gz), stream)
-LAUNCH(cuLaunchCooperativeKernel_ptsz, (CUfunction f, GRID, void **params),
+LAUNCH(quick_call, cuLaunchCooperativeKernel_ptsz, (CUfunction f, GRID, void **params),
        (f, gx, gy, gz, bx, by, bz, shared, stream, params), f, blocks(gx, gy, gz), own_thread(stream))
 
 static uint64_t config_blocks(const CUlaunchConfig *config)
@@ -93,17 +100,17 @@ static uint64_t config_blocks(const CUlaunchConfig *config)
 	return config ? blocks(config->gridDimX, config->gridDimY, config->gridDimZ) : 0;
 }
 
-LAUNCH(cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra),
+LAUNCH(aq_launch_quick, cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra),
        (config, f, params, extra), f, config_blocks(config), config ? config->hStream : NULL)
-LAUNCH(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra),
+LAUNCH(aq_launch_quick, cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra),
        (config, f, params, extra), f, config_blocks(config), own_thread(config ? config->hStream : NULL))
 
 /* Of before CUDA 4: the grid is one block, or flat; the stream NULL. */
-LAUNCH(cuLaunch, (CUfunction f), (f), f, 1, NULL)
-LAUNCH(cuLaunchGrid, (CUfunction f, int width, int height), (f, width, height), f,
+LAUNCH(quick_call, cuLaunch, (CUfunction f), (f), f, 1, NULL)
+LAUNCH(quick_call, cuLaunchGrid, (CUfunction f, int width, int height), (f, width, height), f,
        (uint64_t)width *(uint64_t)height, NULL)
-LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream stream), (f, width, height, stream), f,
-       (uint64_t)width *(uint64_t)height, stream)
+LAUNCH(quick_call, cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream stream), (f, width, height, stream),
+       f, (uint64_t)width *(uint64_t)height, stream)
 
 HOOK(CUresult, cuLaunchCooperativeKernelMultiDevice,
      (CUDA_LAUNCH_PARAMS * list, unsigned count, unsigned flags))
@@ -137,7 +144,7 @@ static CUresult launch_graph(__typeof__(&hook_cuGraphLaunch) real, CUgraphExec e
 	if (verdict != CUDA_SUCCESS)
 		return verdict;
 	struct aq_launch launch = {.key = exec, .stream = named};
-	if (memory.pool == NULL && aq_launch_quick(exec, 0))
+	if (memory.pool == NULL && quick_call(exec, 0))
 		return real(exec, stream);
 	verdict = aq_launch_begin(&launch);
 	if (verdict == CUDA_SUCCESS) {

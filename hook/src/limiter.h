@@ -7,8 +7,8 @@
  * the grant, with one the length that this kernel is known to have, taken off a credit of this process.
  * Everything else (limits that changed, a credit that is used up, suspension, measuring) is in limiter.c.
  *
- * Never allocates, locks or reads a clock on that path. Invariant: no launch reaches the device uncharged but one
- * that goes into a graph; one that the driver refuses costs its estimate at most.
+ * Never allocates, locks or reads a clock on that path. Invariant: no launch reaches the device uncharged but
+ * one that goes into a graph; one that the driver refuses costs its estimate at most.
  */
 #ifndef ALIQUOT_LIMITER_H
 #define ALIQUOT_LIMITER_H

@@ -2,6 +2,9 @@
  *
  * See nvml_process.h.
  */
+/* Small before quick: nothing in here is on a hot path, and every process of a container maps it. */
+#pragma GCC optimize("Os")
+
 #include "account.h"
 #include "identity.h"
 #include "lock.h"
@@ -45,7 +48,8 @@ static void add_share(struct aq_own *list, uint32_t *count, const struct aq_shar
 		uint64_t owner = __atomic_load_n(&slot->owner, __ATOMIC_SEQ_CST);
 		uint64_t pidns = __atomic_load_n(&slot->pidns, __ATOMIC_SEQ_CST);
 		/* A second container on the same claim has processes of its own in here. */
-		if ((owner & AQ_OWNER_LIVE) && pidns == process->pidns && !aq_owner_gone(process, owner, pidns))
+		if ((owner & AQ_OWNER_LIVE) && pidns == process->pidns &&
+		    !aq_owner_gone(process, owner, pidns))
 			add(list, count, slot, owner);
 	}
 }
@@ -76,7 +80,8 @@ void aq_own_give(struct aq_own *list)
 
 const struct aq_own *aq_own_find(const struct aq_own *list, uint32_t count, uint32_t pid)
 {
-	/* The host's pid decides; where the node has not said it (yet), the container may share the host's pids. */
+	/* The host's pid decides; where the node has not said it (yet), the container may share the host's
+	 * pids. */
 	for (uint32_t i = 0; i < count; i++)
 		if (list[i].host_pid == pid)
 			return &list[i];

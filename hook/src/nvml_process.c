@@ -3,10 +3,14 @@
  * The lists of processes on a card: what of them this container may see.
  *
  * The driver is asked with room of our own, so that its verdict on device, version and state is its own and
- * nothing of what it says about others reaches the caller; then the protocol of two calls is played again over
- * what is left. Graphics and MPS lists are the driver's, filtered. The compute list is what the usage files say,
- * since the driver's names processes by pids that mean nothing here until the node has told which is which.
+ * nothing of what it says about others reaches the caller; then the protocol of two calls is played again
+ * over what is left. Graphics and MPS lists are the driver's, filtered. The compute list is what the usage
+ * files say, since the driver's names processes by pids that mean nothing here until the node has told which
+ * is which.
  */
+/* Small before quick: nothing in here is on a hot path, and every process of a container maps it. */
+#pragma GCC optimize("Os")
+
 #include "nvml_process.h"
 
 #include <string.h>
@@ -101,7 +105,8 @@ static void keep_own(struct entries *all, const struct aq_own *own, uint32_t cou
 }
 
 /* What holds memory of the share, but for the clients of MPS, which have a list of their own. */
-static void put_compute(struct entries *all, const struct entries *mps, const struct aq_own *own, uint32_t count)
+static void put_compute(struct entries *all, const struct entries *mps, const struct aq_own *own,
+			uint32_t count)
 {
 	struct entry kept[ROOM];
 	uint32_t number = 0;
@@ -156,7 +161,8 @@ static bool fits(uint32_t have, unsigned *count, const void *into, nvmlReturn_t 
 	return have > 0 && into != NULL;
 }
 
-static nvmlReturn_t answer(nvmlDevice_t device, enum kind kind, ask_v1 one, ask_v2 two, unsigned *count, void *into)
+static nvmlReturn_t answer(nvmlDevice_t device, enum kind kind, ask_v1 one, ask_v2 two, unsigned *count,
+			   void *into)
 {
 	struct entries all;
 	/* Missing outputs are the driver's to judge, but what it counts is not for us. */
@@ -189,12 +195,12 @@ static nvmlReturn_t answer(nvmlDevice_t device, enum kind kind, ask_v1 one, ask_
 			return REAL(name)(device, count, into);                      \
 		return answer(device, kind, one, two, count, into);                  \
 	}
-#define RUNNING_ALL(what, kind)                                                                            \
-	RUNNING(nvmlDeviceGet##what##RunningProcesses, kind, nvmlProcessInfo_v1_t,                         \
-		REAL(nvmlDeviceGet##what##RunningProcesses), NULL)                                         \
-	RUNNING(nvmlDeviceGet##what##RunningProcesses_v2, kind, nvmlProcessInfo_v2_t, NULL,                \
-		REAL(nvmlDeviceGet##what##RunningProcesses_v2))                                            \
-	RUNNING(nvmlDeviceGet##what##RunningProcesses_v3, kind, nvmlProcessInfo_t, NULL,                   \
+#define RUNNING_ALL(what, kind)                                                             \
+	RUNNING(nvmlDeviceGet##what##RunningProcesses, kind, nvmlProcessInfo_v1_t,          \
+		REAL(nvmlDeviceGet##what##RunningProcesses), NULL)                          \
+	RUNNING(nvmlDeviceGet##what##RunningProcesses_v2, kind, nvmlProcessInfo_v2_t, NULL, \
+		REAL(nvmlDeviceGet##what##RunningProcesses_v2))                             \
+	RUNNING(nvmlDeviceGet##what##RunningProcesses_v3, kind, nvmlProcessInfo_t, NULL,    \
 		REAL(nvmlDeviceGet##what##RunningProcesses_v3))
 
 RUNNING_ALL(Compute, COMPUTE)

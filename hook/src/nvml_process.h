@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Whose process is it? NVML speaks of processes by the pid that the host knows; a container sees only its own,
- * under the pids that it knows itself. The usage files say which is which: a slot's owner is the pid inside, and
- * the node writes the pid outside beside it.
+ * Whose process is it? NVML speaks of processes by the pid that the host knows; a container sees only its
+ * own, under the pids that it knows itself. The usage files say which is which: a slot's owner is the pid
+ * inside, and the node writes the pid outside beside it.
  *
  * Never shows a process that no usage file of this container and PID namespace names.
  */
@@ -21,8 +21,8 @@ struct aq_own {
 
 #define AQ_MOST_OWN 1024u
 
-/* The live processes of this container that hold shares of `card` (AQ_NO_CARD: of any), by pid. Pages to be given
- * back with aq_own_give; NULL: no memory. */
+/* The live processes of this container that hold shares of `card` (AQ_NO_CARD: of any), by pid. Pages to be
+ * given back with aq_own_give; NULL: no memory. */
 struct aq_own *aq_own_list(int card, uint32_t *count);
 void aq_own_give(struct aq_own *list);
 

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How busy a card is, as this container may know it: how busy its own processes keep it, in percent of the card.
+ * How busy a card is, as this container may know it: how busy its own processes keep it, in percent of the
+ * card.
  *
- * Where NVML tells it by process, those of this container are added up. Where it cannot (MIG, or the node has not
- * said yet which pids are ours), what the limiter has charged since the last question is taken. Only where there is
- * neither does the figure of the whole card stand. Nothing about other containers' processes is ever passed on.
+ * Where NVML tells it by process, those of this container are added up. Where it cannot (MIG, or the node has
+ * not said yet which pids are ours), what the limiter has charged since the last question is taken. Only
+ * where there is neither does the figure of the whole card stand. Nothing about other containers' processes
+ * is ever passed on.
  */
+/* Small before quick: nothing in here is on a hot path, and every process of a container maps it. */
+#pragma GCC optimize("Os")
+
 #include <string.h>
 #include <time.h>
 
@@ -48,8 +53,8 @@ static bool fits(uint32_t have, unsigned *count, const void *into, nvmlReturn_t 
 }
 
 /* The driver's samples of our own processes, under our pids. */
-static nvmlReturn_t own_samples(nvmlDevice_t device, unsigned long long since, struct sample *into, uint32_t *count,
-				bool *all_known)
+static nvmlReturn_t own_samples(nvmlDevice_t device, unsigned long long since, struct sample *into,
+				uint32_t *count, bool *all_known)
 {
 	unsigned have = ROOM;
 	uint32_t number, kept = 0;
@@ -80,7 +85,8 @@ HOOK(nvmlReturn_t, nvmlDeviceGetProcessUtilization,
 	bool known;
 	if (!aq_nvml_filters() || count == NULL)
 		return REAL(nvmlDeviceGetProcessUtilization)(device, into, count, since);
-	/* Without room the question is how much to bring; the driver says how much it would need for everybody. */
+	/* Without room the question is how much to bring; the driver says how much it would need for
+	 * everybody. */
 	if (into == NULL) {
 		nvmlReturn_t verdict = REAL(nvmlDeviceGetProcessUtilization)(device, NULL, count, since);
 		if (verdict == NVML_ERROR_INSUFFICIENT_SIZE || verdict == NVML_SUCCESS) {
@@ -157,7 +163,8 @@ static bool charged_rate(int card, nvmlUtilization_t *rates)
 	if (then == 0 || now - then >= SHORTEST_NS) {
 		uint64_t before = __atomic_load_n(&then_busy[card], __ATOMIC_RELAXED);
 		uint64_t spent = then && busy > before ? busy - before : 0;
-		__atomic_store_n(&shown[card], percent(then ? spent * 100 / (now - then) : 0), __ATOMIC_RELAXED);
+		__atomic_store_n(&shown[card], percent(then ? spent * 100 / (now - then) : 0),
+				 __ATOMIC_RELAXED);
 		__atomic_store_n(&then_busy[card], busy, __ATOMIC_RELAXED);
 		__atomic_store_n(&then_ns[card], now, __ATOMIC_RELAXED);
 	}
@@ -185,7 +192,8 @@ static void own_rates(nvmlDevice_t device, int card, nvmlUtilization_t *rates)
 	for (uint32_t i = 0; i < have; i++) {
 		bool newest = true;
 		for (uint32_t j = 0; j < have && newest; j++)
-			newest = samples[j].pid != samples[i].pid || samples[j].time_us < samples[i].time_us ||
+			newest = samples[j].pid != samples[i].pid ||
+				 samples[j].time_us < samples[i].time_us ||
 				 (samples[j].time_us == samples[i].time_us && j >= i);
 		sm += newest ? samples[i].sm : 0;
 		memory += newest ? samples[i].memory : 0;

@@ -2,6 +2,9 @@
  *
  * See priority.h.
  */
+/* Small before quick: nothing in here is on a hot path, and every process of a container maps it. */
+#pragma GCC optimize("Os")
+
 #include "priority.h"
 
 #include <errno.h>
@@ -23,8 +26,8 @@ void aq_sleep_until(uint64_t until_ns)
 {
 	int saved = errno;
 	struct timespec until = {(time_t)(until_ns / SECOND_NS), (long)(until_ns % SECOND_NS)};
-	/* Straight to the kernel: libc's is a point at which a thread may be cancelled, and a launch is none. Where
-	 * a filter forbids it, the processor is at least offered to others. */
+	/* Straight to the kernel: libc's is a point at which a thread may be cancelled, and a launch is none.
+	 * Where a filter forbids it, the processor is at least offered to others. */
 	if (syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) < 0 && errno != EINTR)
 		sched_yield();
 	errno = saved;

@@ -2,9 +2,9 @@
  *
  * Waiting that the node asks for: a suspended share, and low priority work that gives way to high.
  *
- * Holds no lock while it waits, and waits in short sleeps (AQ_LOOK_NS), so that what the node takes back is seen
- * at once. Bounds: a suspension whose node has not been heard of for AQ_SUSPEND_MOST_NS is over, and a launch of
- * low priority is held AQ_HOLD_MOST_NS at most, so that it never stands still altogether.
+ * Holds no lock while it waits, and waits in short sleeps (AQ_LOOK_NS), so that what the node takes back is
+ * seen at once. Bounds: a suspension whose node has not been heard of for AQ_SUSPEND_MOST_NS is over, and a
+ * launch of low priority is held AQ_HOLD_MOST_NS at most, so that it never stands still altogether.
  */
 #ifndef ALIQUOT_PRIORITY_H
 #define ALIQUOT_PRIORITY_H
@@ -32,7 +32,8 @@ static inline void aq_suspend_wait(unsigned number)
 	const struct aq_card *card = &aq_cards[number];
 	for (uint32_t i = 0; i < card->share_count; i++) {
 		const struct aq_grant_file *grant = aq_shares[card->share[i]].grant;
-		if (grant && __builtin_expect(__atomic_load_n(&grant->hints.suspended, __ATOMIC_RELAXED) != 0, 0))
+		if (grant &&
+		    __builtin_expect(__atomic_load_n(&grant->hints.suspended, __ATOMIC_RELAXED) != 0, 0))
 			aq_suspend_wait_slowly(number);
 	}
 }

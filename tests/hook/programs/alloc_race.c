@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Allocates and frees at random through the driver it is linked to: `alloc_race THREADS OPERATIONS SIZE SEED
- * [hold]`. Prints {"allocated", "refused", "other": codes that are neither, "live"}. With `hold` it keeps what it has
- * and waits for a line on stdin.
+ * [hold]`. Prints {"allocated", "refused", "other": codes that are neither, "live"}. With `hold` it keeps
+ * what it has and waits for a line on stdin.
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -60,7 +60,8 @@ int main(int count, char **words)
 		pthread_create(&thread[i], NULL, run, (void *)(uintptr_t)(seed * 64 + i + 1));
 	for (long i = 0; i < threads; i++)
 		pthread_join(thread[i], NULL);
-	printf("{\"allocated\": %lu, \"refused\": %lu, \"other\": %lu, \"live\": %lu}\n", allocated, refused, other, live);
+	printf("{\"allocated\": %lu, \"refused\": %lu, \"other\": %lu, \"live\": %lu}\n", allocated, refused,
+	       other, live);
 	fflush(stdout);
 	if (count > 5 && strcmp(words[5], "hold") == 0)
 		getchar();
