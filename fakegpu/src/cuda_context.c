@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cuda_memory.h"
+#include "cuda_mempool.h"
 #include "cuda_module.h"
 #include "cuda_parts.h"
 #include "cuda_time.h"
@@ -119,6 +120,8 @@ void cu_context_end(struct CUctx_st *context)
 	context->sticky = CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	context->object.kind = CU_KIND_FREE;
 	fg_account_context_close((uint32_t)context->seat);
+	if (fg_seat_at((uint32_t)context->seat)->contexts == 0)
+		cu_pools_end(context->device);
 	cu_unlock();
 }
 

@@ -4,6 +4,7 @@
  */
 #include "cuda_core.h"
 
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,6 +83,7 @@ static void after_fork_child(void)
 	cu_event_forget();
 	cu_capture_forget();
 	cu_primary_forget();
+	cu_object_forget();
 	pthread_mutex_unlock(&cu_mutex);
 }
 
@@ -124,6 +126,24 @@ static CUresult init_locked(void)
 	return CUDA_SUCCESS;
 }
 
+/* FAKEGPU_INNER_LOOKUP: as some drivers do, look a function of our own up through our own handle. Whoever
+ * stands between programs and driver must not stand between the driver and itself. */
+static CUresult look_inside(void)
+{
+	Dl_info self;
+	void *handle, *found;
+
+	if (getenv("FAKEGPU_INNER_LOOKUP") == NULL)
+		return CUDA_SUCCESS;
+	if (dladdr((void *)&cu_mutex, &self) == 0)
+		return CUDA_ERROR_UNKNOWN;
+	handle = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+	found = handle != NULL ? dlsym(handle, "cuDriverGetVersion") : NULL;
+	if (handle != NULL)
+		dlclose(handle);
+	return found == (void *)cuDriverGetVersion ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+
 CUresult CUDAAPI cuInit(unsigned int Flags)
 {
 	CUresult result = open_driver();
@@ -135,6 +155,9 @@ CUresult CUDAAPI cuInit(unsigned int Flags)
 	CU_NEEDS(Flags == 0);
 	if (cu_ready)
 		return CUDA_SUCCESS;
+	result = look_inside();
+	if (result != CUDA_SUCCESS)
+		return result;
 	cu_lock();
 	result = init_locked();
 	cu_unlock();

@@ -91,10 +91,14 @@ void cu_event_mark(struct CUevent_st *event, struct CUstream_st *stream)
 	event->time_ns = stream->floor_ns > now ? stream->floor_ns : now;
 	event->recorded = 1;
 	event->settled = 0;
-	if (number == 0 || fg_engine_is_done((uint32_t)event->seat, number, &end))
+	if (number == 0 || fg_engine_is_done((uint32_t)event->seat, number, &end)) {
+		/* It may have ended since `now` was read. */
+		if (number != 0 && now != 0 && end > event->time_ns)
+			event->time_ns = end;
 		event->settled = 1;
-	else
+	} else {
 		open_event(event);
+	}
 	if (event->shared >= 0)
 		share(event);
 	cu_unlock();
@@ -195,7 +199,7 @@ static CUresult record(const char *name, int per_thread, CUevent hEvent, CUstrea
 	CU_ENTER_AS(name, "event=%p stream=%p flags=%u", (void *)hEvent, (void *)hStream, flags);
 	CU_STREAM(stream, context, hStream, per_thread);
 	CU_NEEDS((flags & ~(unsigned int)CU_EVENT_RECORD_EXTERNAL) == 0);
-	if (!cu_is(hEvent, CU_KIND_EVENT) || hEvent->context->device != context->device)
+	if (!cu_is(hEvent, CU_KIND_EVENT) || hEvent->context != context)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (stream->capture != NULL)
 		return flags & CU_EVENT_RECORD_EXTERNAL ? cu_capture_record_node(stream, hEvent)

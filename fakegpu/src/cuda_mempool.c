@@ -198,3 +198,17 @@ CUresult cu_pool_free(struct cu_alloc *alloc)
 	cu_pool_unreserve(pool, rounded);
 	return CUDA_SUCCESS;
 }
+
+static void end_piece(struct cu_alloc *alloc, void *device)
+{
+	if (alloc->device == device && (alloc->kind == CU_ALLOC_POOL || alloc->kind == CU_ALLOC_POOL_IMPORT ||
+					(alloc->kind == CU_ALLOC_GRAPH && alloc->resident)))
+		cu_pool_free(alloc);
+}
+
+void cu_pools_end(struct cu_device *device)
+{
+	cu_space_each(end_piece, device);
+	for (struct CUmemPoolHandle_st *pool = device->pools; pool != NULL; pool = pool->next)
+		cu_pool_trim(pool, 0);
+}

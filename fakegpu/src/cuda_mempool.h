@@ -49,6 +49,8 @@ CUresult cu_pool_free(struct cu_alloc *alloc);
 void cu_pool_trim(struct CUmemPoolHandle_st *pool, uint64_t keep);
 /* At a synchronisation: pools give back what is above their threshold. */
 void cu_pools_settle(struct cu_device *device);
+/* The last context of the device is gone, and with it everything in its pools. Needs cu_lock. */
+void cu_pools_end(struct cu_device *device);
 /* Piece of a pool in the order of a stream. */
 CUresult cu_pool_take(struct CUmemPoolHandle_st *pool, size_t size, struct cu_alloc **made);
 /* 1 while some pool holds more than its threshold. */

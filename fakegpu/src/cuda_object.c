@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "cuda_core.h"
+#include "cuda_parts.h"
 
 #define ARENA_BYTES (UINT64_C(64) << 30)
 #define ALIGN       64u
@@ -81,6 +82,14 @@ int cu_is(const void *handle, enum cu_kind kind)
 
 	return handle != NULL && arena != NULL && at < used && at % ALIGN == 0 &&
 	       ((const struct cu_object *)handle)->kind == (uint32_t)kind;
+}
+
+void cu_object_forget(void)
+{
+	/* A handle of the parent must not be one of the child. */
+	arena = NULL;
+	used = arena_size = 0;
+	memset(free_list, 0, sizeof free_list);
 }
 
 uint64_t cu_next_id(void)

@@ -36,6 +36,7 @@ void cu_host_forget(void);
 void cu_event_forget(void);
 void cu_capture_forget(void);
 void cu_primary_forget(void);
+void cu_object_forget(void);
 
 /* cuda_space.c: reserves the address space of the visible devices. */
 int cu_space_open(void);

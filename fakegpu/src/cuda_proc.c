@@ -89,9 +89,17 @@ static void put(void **pfn, void (*address)(void))
 	memcpy(pfn, &address, sizeof address);
 }
 
+/* Programs look functions up before cuInit, and the control file has a say in that. */
+static void open_once(void)
+{
+	if (__builtin_expect(fg_state == NULL, 0))
+		fg_state_open();
+}
+
 CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
 				     CUdriverProcAddressQueryResult *symbolStatus)
 {
+	open_once();
 	FG_CALL(__func__, "symbol=%s version=%d flags=%llu", symbol != NULL ? symbol : "(null)", cudaVersion,
 		(unsigned long long)flags);
 	CUdriverProcAddressQueryResult status;
@@ -111,6 +119,7 @@ CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVer
 
 CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
 {
+	open_once();
 	FG_CALL(__func__, "symbol=%s version=%d flags=%llu", symbol != NULL ? symbol : "(null)", cudaVersion,
 		(unsigned long long)flags);
 	CUresult result = check(symbol, pfn, flags);

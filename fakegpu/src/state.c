@@ -149,11 +149,13 @@ static enum fg_open_result map_file(void)
 /* Does the state stand for this configuration file? Reads the header only if there is one. */
 static int is_current(const struct stat *config)
 {
+	static int has_header; /* the file never gets shorter */
 	struct stat info;
 
-	if (fstat(descriptor, &info) != 0 || (uint64_t)info.st_size < sizeof *fg_state)
-		return 0;
-	return __atomic_load_n(&fg_state->magic, __ATOMIC_ACQUIRE) == FG_STATE_MAGIC &&
+	if (!has_header)
+		has_header =
+		    fstat(fg_state_descriptor(), &info) == 0 && (uint64_t)info.st_size >= sizeof *fg_state;
+	return has_header && __atomic_load_n(&fg_state->magic, __ATOMIC_ACQUIRE) == FG_STATE_MAGIC &&
 	       fg_state->version == FG_STATE_VERSION && fg_state->build == fg_state_build() &&
 	       fg_state->config_inode == config->st_ino &&
 	       fg_state->config_size == (uint64_t)config->st_size &&

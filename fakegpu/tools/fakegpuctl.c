@@ -115,11 +115,16 @@ static void print_card(uint32_t index)
 
 static int status(void)
 {
+	uint32_t taken_over = fg_state->lock.taken_over;
+
 	fg_reap();
 	fg_resolve_host_pids();
 	printf("{\"config\": ");
 	print_text(fg_config_path());
-	printf(", \"boot\": %" PRIu64 ", \"cards\": [", fg_state->boot);
+	/* How often a lock was found with a dead holder. */
+	for (uint32_t i = 0; i < fg_state->card_count; i++)
+		taken_over += fg_card_at(i)->lock.taken_over;
+	printf(", \"boot\": %" PRIu64 ", \"locks_taken_over\": %u, \"cards\": [", fg_state->boot, taken_over);
 	for (uint32_t i = 0; i < fg_state->card_count; i++) {
 		printf("%s\n", i > 0 ? "," : "");
 		print_card(i);

@@ -148,6 +148,27 @@ result += [cu.cuMemCreate(byref(again), size, byref(device_prop()), 0), cu.cuMem
     ]
 
 
+def test_pools_go_with_the_last_context(cuda_machine: Callable[..., Any]) -> None:
+    code = """
+first = c_void_p()
+expect(cu.cuCtxGetCurrent(byref(first)))
+second = start()
+result = []
+for size in (MIB, 100 * MIB):
+    expect(cu.cuCtxSetCurrent(second))
+    address = c_uint64()
+    expect(cu.cuMemAllocAsync(byref(address), size, None))
+result.append(used() >> 20)
+expect(cu.cuCtxDestroy_v2(second))
+expect(cu.cuCtxSetCurrent(first))
+result.append(used() >> 20)  # another context is left
+expect(cu.cuCtxDestroy_v2(first))
+start()
+result += [used() >> 20, cu.cuMemFreeAsync(address, None)]
+"""
+    assert run(cuda_machine(), code) == [128, 128, 0, 1]
+
+
 def test_sizes_of_handles_must_fit_the_granularity(cuda_machine: Callable[..., Any]) -> None:
     code = """
 handle, size = c_uint64(), c_size_t()

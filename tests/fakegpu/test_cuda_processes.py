@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -157,7 +158,7 @@ sys.stdin.readline()
 
 
 FORKS = """
-start()
+context = start()
 address = alloc(100 * MIB)
 def in_child(work):
     read, write = os.pipe()
@@ -179,13 +180,13 @@ def again():
         return [before, code]
     start()
     alloc(50 * MIB)
-    return [before, code, used() >> 20, cu.cuMemFree_v2(address)]
+    return [before, code, used() >> 20, cu.cuMemFree_v2(address), cu.cuCtxSetCurrent(context)]
 result = [in_child(again), used() >> 20, in_child(again), cu.cuMemFree_v2(address), used()]
 """
 
 
 def test_a_child_of_a_process_with_cuda_starts_afresh_or_is_refused(cuda_machine: Callable[..., Any]) -> None:
-    assert cuda_machine().python(PRELUDE + FORKS) == [[3, 0, 150, 1], 100, [3, 0, 150, 1], 0, 0]
+    assert cuda_machine().python(PRELUDE + FORKS) == [[3, 0, 150, 1, 201], 100, [3, 0, 150, 1, 201], 0, 0]
     assert cuda_machine(fork="refuse").python(PRELUDE + FORKS) == [[3, 3], 100, [3, 3], 0, 0]
 
 
@@ -307,6 +308,109 @@ while True:
         2,
     ]
     end(keeper)
+
+
+def step_and_kill(pid: int, steps: int, stdin: Any) -> bool:
+    """Lets a process that waits for a line run so many instructions, then kills it; False when it had ended before."""
+    attach, single_step, kill = 16, 9, 9
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    assert libc.ptrace(attach, pid, None, None) == 0
+    os.waitpid(pid, 0)
+    stdin.write("\n")
+    stdin.flush()
+    alive = True
+    for _ in range(steps):
+        if libc.ptrace(single_step, pid, None, None) != 0:
+            alive = False
+            break
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSTOPPED(status):
+            return False
+    os.kill(pid, kill)
+    return alive
+
+
+@pytest.mark.slow
+def test_killed_at_any_instruction_of_an_allocation(cuda_machine: Callable[..., Any]) -> None:
+    """Nothing hangs, nothing is lost, and some of the deaths were within a lock."""
+    if os.uname().machine != "x86_64":
+        pytest.skip("single steps are counted on x86-64")
+    machine = cuda_machine({"memory_bytes": "64MiB"})
+    probe = str(machine.root.parent / "fakegpu-tools" / "cuda-probe")
+    slowest = 0.0
+    for steps in range(200, 4200, 23):
+        program = subprocess.Popen(
+            [probe, "alloc:1M", "free:0", "wait", "alloc:2M", "free:1", "alloc:3M", "wait"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=machine.env(),
+        )
+        assert program.stdout is not None
+        while '"wait"' not in program.stdout.readline():
+            pass
+        step_and_kill(program.pid, steps, program.stdin)
+        program.wait(30)
+        program.communicate()
+        begin = time.monotonic()
+        lines = machine.tool("cuda-probe", "alloc:64M", "free:0", "alloc:65M").stdout.splitlines()
+        slowest = max(slowest, time.monotonic() - begin)
+        assert [json.loads(line)["code"] for line in lines] == [0, 0, 0, 2]
+    assert slowest < 1.0
+    status = json.loads(machine.tool("fakegpuctl", "status").stdout)
+    assert status["cards"][0]["used"] == 0
+    assert status["locks_taken_over"] > 0
+
+
+def test_threads_do_everything_at_once(cuda_machine: Callable[..., Any]) -> None:
+    code = """
+import threading
+context = start()
+function, problems = kernel("spin_us_5"), []
+def work(seed):
+    import random
+    dice = random.Random(seed)
+    try:
+        expect(cu.cuCtxSetCurrent(context))
+        for _ in range(150):
+            own, begin, end = stream(dice.choice((0, 1))), event(), event()
+            piece, a = c_uint64(), alloc(dice.choice((100, 70000, 3 * MIB)))
+            expect(cu.cuMemAllocAsync(byref(piece), 5 * MIB, own))
+            expect(cu.cuMemsetD8Async(a, seed, 100, own))
+            expect(cu.cuEventRecord(begin, own))
+            for _ in range(5):
+                expect(launch(function, own))
+            expect(cu.cuEventRecord(end, own))
+            handle = create(2 * MIB)
+            expect(cu.cuEventSynchronize(end))
+            if elapsed(begin, end) < 0.02:
+                problems.append("too quick")
+            back = ctypes.create_string_buffer(100)
+            expect(cu.cuMemcpyDtoH_v2(back, a, 100))
+            if back.raw != bytes([seed]) * 100:
+                problems.append("bytes")
+            expect(cu.cuMemFreeAsync(piece, own))
+            expect(cu.cuStreamSynchronize(own))
+            for code in (cu.cuMemFree_v2(a), cu.cuMemRelease(handle), cu.cuEventDestroy_v2(begin),
+                    cu.cuEventDestroy_v2(end),
+                         cu.cuStreamDestroy_v2(own)):
+                expect(code)
+    except BaseException as error:
+        problems.append(repr(error))
+threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 7)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+expect(cu.cuCtxSynchronize())
+result = [problems, used()]
+"""
+    assert cuda_machine().python(PRELUDE + code) == [[], 0]
+
+
+def test_b179_the_driver_finds_itself(cuda_machine: Callable[..., Any]) -> None:
+    assert cuda_machine().python(PRELUDE + "result = cu.cuInit(0)", FAKEGPU_INNER_LOOKUP="1") == 0
 
 
 def test_killed_while_starting_the_next_one_starts_at_once(cuda_machine: Callable[..., Any]) -> None:
