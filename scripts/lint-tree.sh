@@ -11,7 +11,9 @@ mapfile -t sources < <(git ls-files '*.py' '*.c' '*.h' '*.sh' '*.proto' '*.go' M
 for file in "${sources[@]}"; do
 	head -5 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || complain "$file: no SPDX line"
 	lines=$(wc -l <"$file")
-	((lines <= 450)) || complain "$file: $lines lines; find the seam (limit 450)"
+	limit=500
+	[[ $file == tests/* ]] && limit=600
+	((lines <= limit)) || complain "$file: $lines lines; find the seam (limit $limit)"
 done
 leaks=$(git grep -nE '/wor[k]/|/roo[t]/\.|prox[y]\.golang|p[y]pi\.org|npm[j]s\.|deb\.d[e]bian|crate[s]\.io' -- . ':!requirements' || true)
 [[ -z $leaks ]] || complain "machine paths or registry hosts: $leaks"
