@@ -121,7 +121,7 @@ bench-hook: venv hook fakegpu ## The figures of the hook only
 	@scripts/bench.sh $(PY) bench/hook/run.py
 
 .PHONY: check
-check: lint type test e2e ## What decides whether a change lands
+check: lint type control-plane test e2e ## What decides whether a change lands
 
 ##@ House-keeping
 

@@ -193,7 +193,7 @@ class Api:
                 attempt.request(method, target, body=data, headers=dict(headers))
                 response = attempt.getresponse()
                 answer = response.read()
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
                 # An idle kept-alive connection that the server closed meanwhile; a new one tells whether it serves.
                 self._drop()
                 if fresh:
