@@ -8,13 +8,12 @@
 #include <sys/mman.h>
 
 #include "cuda_parts.h"
+#include "cuda_units.h"
 
 #define UNIT_SHIFT 21u
 #define UNIT       (UINT64_C(1) << UNIT_SHIFT)
-#define BIG_UNITS  512u /* 1 GiB: the step of pieces from half of it on */
 #define SMALL_MAX  (UINT64_C(1) << 20)
 #define CLASSES    48u
-#define EXACT      1024u /* freed pieces of up to so many units are kept by size */
 
 /* A unit that holds pieces of one size. */
 struct block {
@@ -29,24 +28,18 @@ struct block {
 	struct cu_alloc *piece_of; /* `count` entries */
 };
 
-/* What a unit, or a step of BIG_UNITS, holds. */
+/* What a unit, or a step of CU_BIG_UNITS, holds. */
 struct place {
 	struct block *block;
 	struct cu_alloc *alloc;
 };
 
-struct run { /* freed units */
-	struct run *next;
-	uint32_t unit, units;
-};
-
 static char *device_base, *byte_base;
 static uint64_t span; /* bytes of each reservation */
 static struct place *unit_place, *step_place;
-static uint32_t next_unit, unit_count;
+static uint32_t unit_count;
 static struct block *with_room[CLASSES];
 static struct block *spare[CLASSES]; /* block records, with their entries, of units that were given back */
-static struct run *exact[EXACT + 1], *large, *free_runs;
 static struct cu_alloc *free_allocs; /* records of pieces with units of their own */
 
 static void *reserve(uint64_t bytes, int protection)
@@ -54,6 +47,13 @@ static void *reserve(uint64_t bytes, int protection)
 	void *map = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	return map == MAP_FAILED ? NULL : map;
+}
+
+static int is_used(uint32_t unit)
+{
+	const struct place *step = &step_place[unit / CU_BIG_UNITS], *place = &unit_place[unit];
+
+	return step->alloc != NULL || place->alloc != NULL || place->block != NULL;
 }
 
 int cu_space_open(void)
@@ -64,23 +64,25 @@ int cu_space_open(void)
 		wanted += 4 * cu_devices[i].shared->config.memory_bytes;
 	if (wanted > UINT64_C(16) << 40)
 		wanted = UINT64_C(16) << 40;
-	for (span = (wanted + (UNIT * BIG_UNITS - 1)) & ~(UNIT * BIG_UNITS - 1); span >= UINT64_C(1) << 30;
-	     span = (span / 2) & ~(UNIT * BIG_UNITS - 1)) {
+	for (span = (wanted + (UNIT * CU_BIG_UNITS - 1)) & ~(UNIT * CU_BIG_UNITS - 1);
+	     span >= UINT64_C(1) << 30; span = (span / 2) & ~(UNIT * CU_BIG_UNITS - 1)) {
 		/* One step more on each side of the bytes, so that units can be aligned to 1 GiB. */
-		device_base = reserve(2 * span + 2 * UNIT * BIG_UNITS, PROT_NONE);
+		device_base = reserve(2 * span + 2 * UNIT * CU_BIG_UNITS, PROT_NONE);
 		if (device_base == NULL)
 			continue;
-		device_base = (char *)(((uintptr_t)device_base + UNIT * BIG_UNITS - 1) &
-				       ~(uintptr_t)(UNIT * BIG_UNITS - 1));
+		device_base = (char *)(((uintptr_t)device_base + UNIT * CU_BIG_UNITS - 1) &
+				       ~(uintptr_t)(UNIT * CU_BIG_UNITS - 1));
 		byte_base = device_base + span;
 		if (mprotect(byte_base, span, PROT_READ | PROT_WRITE) != 0)
 			continue;
 		unit_count = (uint32_t)(span >> UNIT_SHIFT);
 		unit_place = reserve(unit_count * sizeof *unit_place, PROT_READ | PROT_WRITE);
 		step_place =
-		    reserve((unit_count / BIG_UNITS + 1) * sizeof *step_place, PROT_READ | PROT_WRITE);
-		if (unit_place != NULL && step_place != NULL)
+		    reserve((unit_count / CU_BIG_UNITS + 1) * sizeof *step_place, PROT_READ | PROT_WRITE);
+		if (unit_place != NULL && step_place != NULL) {
+			cu_units_open(unit_count, is_used);
 			return 0;
+		}
 	}
 	return -1;
 }
@@ -90,141 +92,11 @@ void cu_space_forget(void)
 	/* The parent's pieces stay mapped in the child, untouched, and are never used again. */
 	device_base = byte_base = NULL;
 	span = 0;
-	next_unit = unit_count = 0;
+	unit_count = 0;
+	cu_units_open(0, is_used);
 	memset(with_room, 0, sizeof with_room);
 	memset(spare, 0, sizeof spare);
-	memset(exact, 0, sizeof exact);
-	large = free_runs = NULL;
 	free_allocs = NULL;
-}
-
-/* ---- memory for the records themselves ---------------------------------------------------------------- */
-
-static void *record(size_t size)
-{
-	static char *chunk;
-	static size_t left;
-	static uint32_t generation;
-
-	size = (size + 15) & ~(size_t)15;
-	if (generation != cu_generation || left < size) {
-		size_t chunk_size = size > (1u << 20) ? size : (size_t)1 << 20;
-
-		generation = cu_generation;
-		left = 0;
-		chunk = reserve(chunk_size, PROT_READ | PROT_WRITE);
-		if (chunk == NULL)
-			return NULL;
-		left = chunk_size;
-	}
-	void *made = chunk;
-
-	chunk += size;
-	left -= size;
-	return made;
-}
-
-/* ---- units -------------------------------------------------------------------------------------------- */
-
-static void put_run(uint32_t unit, uint32_t units)
-{
-	struct run *run = free_runs != NULL ? free_runs : record(sizeof *run);
-	struct run **list = units <= EXACT ? &exact[units] : &large;
-
-	if (run == NULL)
-		return;
-	if (run == free_runs)
-		free_runs = run->next;
-	*run = (struct run){*list, unit, units};
-	*list = run;
-}
-
-static struct run *cut_run(struct run **link)
-{
-	struct run *run = *link;
-
-	*link = run->next;
-	run->next = free_runs;
-	free_runs = run;
-	return run;
-}
-
-/* First fit among freed runs of any size; `align` in units. */
-static int64_t fit_run(uint32_t units, uint32_t align)
-{
-	for (uint32_t list = 0; list <= EXACT; list++) {
-		uint32_t size = list < EXACT ? units + list : 0;
-
-		if (size > EXACT)
-			list = EXACT;
-		for (struct run **link = list == EXACT ? &large : &exact[size]; *link != NULL;
-		     link = &(*link)->next) {
-			uint32_t first = ((*link)->unit + align - 1) / align * align;
-			uint32_t skip = first - (*link)->unit;
-
-			if ((*link)->units < skip || (*link)->units - skip < units)
-				continue;
-			struct run run = *cut_run(link);
-
-			if (skip > 0)
-				put_run(run.unit, skip);
-			if (run.units > skip + units)
-				put_run(first + units, run.units - skip - units);
-			return first;
-		}
-	}
-	return -1;
-}
-
-static int is_used(uint32_t unit)
-{
-	const struct place *step = &step_place[unit / BIG_UNITS], *place = &unit_place[unit];
-
-	return step->alloc != NULL || place->alloc != NULL || place->block != NULL;
-}
-
-/* Joins neighbouring free units, which freeing alone does not. */
-static void join_runs(void)
-{
-	for (uint32_t i = 0; i <= EXACT; i++)
-		while (exact[i] != NULL)
-			cut_run(&exact[i]);
-	while (large != NULL)
-		cut_run(&large);
-	for (uint32_t unit = 0; unit < next_unit;) {
-		uint32_t end = unit;
-
-		while (end < next_unit && !is_used(end))
-			end++;
-		if (end > unit)
-			put_run(unit, end - unit);
-		unit = end + 1;
-	}
-}
-
-static int64_t take_units(uint32_t units)
-{
-	uint32_t align = units % BIG_UNITS == 0 ? BIG_UNITS : 1;
-	int64_t found = -1;
-
-	if (units <= EXACT && exact[units] != NULL && exact[units]->unit % align == 0)
-		return cut_run(&exact[units])->unit;
-	for (int attempt = 0; attempt < 2; attempt++) {
-		uint32_t first = (next_unit + align - 1) / align * align;
-
-		if (first <= unit_count && unit_count - first >= units) {
-			if (first > next_unit)
-				put_run(next_unit, first - next_unit);
-			next_unit = first + units;
-			return first;
-		}
-		if (attempt == 1)
-			join_runs();
-		found = fit_run(units, align);
-		if (found >= 0)
-			break;
-	}
-	return found;
 }
 
 /* ---- small pieces ------------------------------------------------------------------------------------- */
@@ -263,7 +135,7 @@ static uint32_t class_for(size_t size)
 static struct block *new_block(uint32_t class)
 {
 	struct block *block = spare[class];
-	int64_t unit = take_units(1);
+	int64_t unit = cu_units_take(1);
 
 	if (unit < 0)
 		return NULL;
@@ -272,14 +144,14 @@ static struct block *new_block(uint32_t class)
 	} else {
 		uint32_t count = (uint32_t)(UNIT / class_piece[class]);
 
-		block = record(sizeof *block);
+		block = cu_units_record(sizeof *block);
 		if (block == NULL)
 			return NULL;
 		memset(block, 0, sizeof *block);
 		block->class = class;
 		block->piece = class_piece[class];
 		block->count = count;
-		block->piece_of = record(count * sizeof *block->piece_of);
+		block->piece_of = cu_units_record(count * sizeof *block->piece_of);
 		if (block->piece_of == NULL)
 			return NULL;
 	}
@@ -351,7 +223,7 @@ static void give_small(struct block *block, struct cu_alloc *alloc)
 	if (block->touched)
 		madvise(byte_base + ((uint64_t)block->unit << UNIT_SHIFT), UNIT, MADV_DONTNEED);
 	unit_place[block->unit].block = NULL;
-	put_run(block->unit, 1);
+	cu_units_give(block->unit, 1);
 	block->next = spare[block->class];
 	spare[block->class] = block;
 }
@@ -362,16 +234,16 @@ static uint32_t units_of(size_t size)
 {
 	uint64_t units = (size + UNIT - 1) >> UNIT_SHIFT;
 
-	if (units >= BIG_UNITS / 2)
-		units = (units + BIG_UNITS - 1) / BIG_UNITS * BIG_UNITS;
+	if (units >= CU_BIG_UNITS / 2)
+		units = (units + CU_BIG_UNITS - 1) / CU_BIG_UNITS * CU_BIG_UNITS;
 	return units > UINT32_MAX ? UINT32_MAX : (uint32_t)units;
 }
 
 static void set_places(uint64_t unit, uint32_t units, struct cu_alloc *alloc)
 {
-	if (units % BIG_UNITS == 0)
-		for (uint32_t i = 0; i < units / BIG_UNITS; i++)
-			step_place[unit / BIG_UNITS + i].alloc = alloc;
+	if (units % CU_BIG_UNITS == 0)
+		for (uint32_t i = 0; i < units / CU_BIG_UNITS; i++)
+			step_place[unit / CU_BIG_UNITS + i].alloc = alloc;
 	else
 		for (uint32_t i = 0; i < units; i++)
 			unit_place[unit + i].alloc = alloc;
@@ -380,8 +252,8 @@ static void set_places(uint64_t unit, uint32_t units, struct cu_alloc *alloc)
 static struct cu_alloc *take_large(size_t size, uint64_t *offset)
 {
 	uint32_t units = units_of(size);
-	struct cu_alloc *alloc = free_allocs != NULL ? free_allocs : record(sizeof *alloc);
-	int64_t unit = alloc == NULL || units > unit_count ? -1 : take_units(units);
+	struct cu_alloc *alloc = free_allocs != NULL ? free_allocs : cu_units_record(sizeof *alloc);
+	int64_t unit = alloc == NULL || units > unit_count ? -1 : cu_units_take(units);
 
 	if (unit < 0) {
 		if (alloc != NULL && alloc != free_allocs) {
@@ -430,7 +302,7 @@ static uint64_t offset_of(CUdeviceptr address)
 void cu_space_give(struct cu_alloc *alloc)
 {
 	uint64_t offset = offset_of(alloc->base), unit = offset >> UNIT_SHIFT;
-	struct block *block = step_place[unit / BIG_UNITS].alloc == NULL ? unit_place[unit].block : NULL;
+	struct block *block = step_place[unit / CU_BIG_UNITS].alloc == NULL ? unit_place[unit].block : NULL;
 	uint32_t units;
 
 	if (block != NULL) {
@@ -441,7 +313,7 @@ void cu_space_give(struct cu_alloc *alloc)
 	if (alloc->touched && !alloc->foreign)
 		madvise(byte_base + offset, alloc->size, MADV_DONTNEED);
 	set_places(unit, units, NULL);
-	put_run((uint32_t)unit, units);
+	cu_units_give((uint32_t)unit, units);
 	alloc->kind = CU_ALLOC_NONE;
 	alloc->next = free_allocs;
 	free_allocs = alloc;
@@ -452,9 +324,9 @@ struct cu_alloc *cu_space_find(CUdeviceptr address)
 	uint64_t offset = offset_of(address), unit = offset >> UNIT_SHIFT;
 	struct cu_alloc *alloc;
 
-	if (offset >= span || unit >= next_unit)
+	if (offset >= span || unit >= cu_units_reached())
 		return NULL;
-	alloc = step_place[unit / BIG_UNITS].alloc;
+	alloc = step_place[unit / CU_BIG_UNITS].alloc;
 	if (alloc == NULL)
 		alloc = unit_place[unit].alloc;
 	if (alloc == NULL) {
@@ -477,8 +349,8 @@ int cu_space_is_reserved(CUdeviceptr address)
 
 void cu_space_each(void (*each)(struct cu_alloc *alloc, void *argument), void *argument)
 {
-	for (uint32_t unit = 0; unit < next_unit; unit++) {
-		struct cu_alloc *big = step_place[unit / BIG_UNITS].alloc;
+	for (uint32_t unit = 0; unit < cu_units_reached(); unit++) {
+		struct cu_alloc *big = step_place[unit / CU_BIG_UNITS].alloc;
 		struct cu_alloc *alloc = big != NULL ? big : unit_place[unit].alloc;
 		struct block *block = big != NULL ? NULL : unit_place[unit].block;
 

@@ -21,9 +21,9 @@
 #include <time.h>
 #include <unistd.h>
 
-typedef struct context *context_t;
-typedef uint64_t address_t;
+#include "probe_driver.h"
 
+static const char *const way_names[] = {"handle", "default", "next", "proc", "proc2", "link", NULL};
 static const char usage[] =
     "usage: cuda-probe [--way handle|default|next|proc|proc2|link] COMMAND…\n"
     "  info                  every device: UUID, name, total and free by CUDA and by NVML\n"
@@ -40,108 +40,6 @@ static const char usage[] =
     "done\n"
     "  sleep:MS              sleeps\n"
     "  wait                  waits for a line on standard input\n";
-
-/* ---- finding functions -------------------------------------------------------------------------------- */
-
-/* Name, symbol that stands for it today, parameters, the CUDA version that it came with. */
-#define FUNCTIONS(F)                                                                                        \
-	F(cuInit, cuInit, (unsigned int), 2000)                                                             \
-	F(cuDriverGetVersion, cuDriverGetVersion, (int *), 2020)                                            \
-	F(cuDeviceGetCount, cuDeviceGetCount, (int *), 2000)                                                \
-	F(cuDeviceGetName, cuDeviceGetName, (char *, int, int), 2000)                                       \
-	F(cuDeviceGetUuid, cuDeviceGetUuid, (unsigned char *, int), 9020)                                   \
-	F(cuDeviceTotalMem, cuDeviceTotalMem_v2, (size_t *, int), 3020)                                     \
-	F(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (context_t *, int), 7000)                     \
-	F(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (int), 11000)                            \
-	F(cuCtxSetCurrent, cuCtxSetCurrent, (context_t), 4000)                                              \
-	F(cuCtxSynchronize, cuCtxSynchronize, (void), 2000)                                                 \
-	F(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *), 3020)                                        \
-	F(cuMemAlloc, cuMemAlloc_v2, (address_t *, size_t), 3020)                                           \
-	F(cuMemFree, cuMemFree_v2, (address_t), 3020)                                                       \
-	F(cuMemAllocPitch, cuMemAllocPitch_v2, (address_t *, size_t *, size_t, size_t, unsigned int), 3020) \
-	F(cuMemAllocManaged, cuMemAllocManaged, (address_t *, size_t, unsigned int), 6000)                  \
-	F(cuMemHostAlloc, cuMemHostAlloc, (void **, size_t, unsigned int), 2020)                            \
-	F(cuMemFreeHost, cuMemFreeHost, (void *), 2000)                                                     \
-	F(cuMemAllocAsync, cuMemAllocAsync, (address_t *, size_t, void *), 11020)                           \
-	F(cuMemFreeAsync, cuMemFreeAsync, (address_t, void *), 11020)                                       \
-	F(cuMemCreate, cuMemCreate, (address_t *, size_t, const void *, unsigned long long), 10020)         \
-	F(cuMemRelease, cuMemRelease, (address_t), 10020)                                                   \
-	F(cuArrayCreate, cuArrayCreate_v2, (void **, const void *), 3020)                                   \
-	F(cuArrayDestroy, cuArrayDestroy, (void *), 2000)                                                   \
-	F(cuMemcpyHtoD, cuMemcpyHtoD_v2, (address_t, const void *, size_t), 3020)                           \
-	F(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *, address_t, size_t), 3020)                                 \
-	F(cuModuleLoadData, cuModuleLoadData, (void **, const void *), 2000)                                \
-	F(cuModuleGetFunction, cuModuleGetFunction, (void **, void *, const char *), 2000)                  \
-	F(cuLaunchKernel, cuLaunchKernel,                                                                   \
-	  (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,   \
-	   void **),                                                                                        \
-	  4000)                                                                                             \
-	F(cuGraphCreate, cuGraphCreate, (void **, unsigned int), 10000)                                     \
-	F(cuGraphAddKernelNode, cuGraphAddKernelNode_v2,                                                    \
-	  (void **, void *, void *const *, size_t, const void *), 12000)                                    \
-	F(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, (void **, void *, unsigned long long),  \
-	  11040)                                                                                            \
-	F(cuGraphLaunch, cuGraphLaunch, (void *, void *), 10000)
-
-#define DECLARE(name, symbol, parameters, version) static int(*call_##name) parameters;
-FUNCTIONS(DECLARE)
-
-enum way { WAY_HANDLE, WAY_DEFAULT, WAY_NEXT, WAY_PROC, WAY_PROC2, WAY_LINK };
-static const char *const way_names[] = {"handle", "default", "next", "proc", "proc2", "link", NULL};
-static enum way way = WAY_HANDLE;
-static int (*proc)(const char *, void **, int, uint64_t);
-static int (*proc_2)(const char *, void **, int, uint64_t, int *);
-
-#ifdef LINKED
-/* Only their addresses are taken, so any type does. */
-#define EXTERN(name, symbol, parameters, version) extern void symbol(void);
-FUNCTIONS(EXTERN)
-#endif
-
-static void *find(const char *name, const char *symbol, int version)
-{
-	static void *handle;
-	void *address = NULL;
-
-	switch (way) {
-	case WAY_HANDLE:
-		if (handle == NULL)
-			handle = dlopen("libcuda.so.1", RTLD_NOW);
-		return handle != NULL ? dlsym(handle, symbol) : NULL;
-	case WAY_NEXT:
-		return dlsym(RTLD_NEXT, symbol);
-	case WAY_PROC:
-		return proc != NULL && proc(name, &address, version, 0) == 0 ? address : NULL;
-	case WAY_PROC2:
-		return proc_2 != NULL && proc_2(name, &address, version, 0, NULL) == 0 ? address : NULL;
-	case WAY_DEFAULT:
-	case WAY_LINK:
-		break;
-	}
-	return dlsym(RTLD_DEFAULT, symbol);
-}
-
-static void find_all(void)
-{
-	void *handle =
-	    dlopen("libcuda.so.1", RTLD_NOW | (way == WAY_DEFAULT || way == WAY_NEXT ? RTLD_GLOBAL : 0));
-
-	if (handle == NULL) {
-		fprintf(stderr, "cuda-probe: %s\n", dlerror());
-		exit(1);
-	}
-	*(void **)&proc = dlsym(handle, "cuGetProcAddress");
-	*(void **)&proc_2 = dlsym(handle, "cuGetProcAddress_v2");
-#ifdef LINKED
-#define FIND(name, symbol, parameters, version) \
-	*(void **)&call_##name = way == WAY_LINK ? (void *)symbol : find(#name, #symbol, version);
-#else
-#define FIND(name, symbol, parameters, version) *(void **)&call_##name = find(#name, #symbol, version);
-#endif
-	FUNCTIONS(FIND)
-}
-
-#define CALL(name, ...) (call_##name != NULL ? call_##name(__VA_ARGS__) : 500)
 
 /* ---- steps -------------------------------------------------------------------------------------------- */
 
@@ -520,10 +418,11 @@ static void step(char *command)
 
 int main(int count, char **argument)
 {
+	enum probe_way way = WAY_HANDLE;
 	int first = 1, code;
 
 	if (count > 2 && strcmp(argument[1], "--way") == 0) {
-		way = (enum way)index_of(way_names, argument[2]);
+		way = (enum probe_way)index_of(way_names, argument[2]);
 		first = 3;
 	}
 	if (first >= count) {
@@ -536,7 +435,8 @@ int main(int count, char **argument)
 		return 2;
 	}
 #endif
-	find_all();
+	if (probe_find(way) != 0)
+		return 1;
 	code = CALL(cuInit, 0);
 	printf("{\"op\":\"init\",\"way\":\"%s\",\"code\":%d}\n", way_names[way], code);
 	fflush(stdout);

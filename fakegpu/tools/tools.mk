@@ -11,18 +11,20 @@ FAKEGPU_TOOLS_CFLAGS := -std=c11 -O2 -g $(FAKEGPU_WARNINGS) -Wno-pedantic
 fakegpu-tools: $(addprefix $(FAKEGPU_TOOLS_OUT)/,fakegpuctl cuda-probe cuda-probe-linked cuda-bench)
 fakegpu: fakegpu-tools
 
-$(FAKEGPU_TOOLS_OUT)/fakegpuctl: fakegpu/tools/fakegpuctl.c $(call fakegpu_objects,$(FAKEGPU_SHARED_SRC))
+$(FAKEGPU_TOOLS_OUT)/fakegpuctl: fakegpu/tools/fakegpuctl.c fakegpu/tools/ctl_status.c $(call fakegpu_objects,$(FAKEGPU_SHARED_SRC))
 	@mkdir -p $(@D)
-	@$(CC) $(FAKEGPU_CFLAGS) -MF $@.d -o $@.new $^ -lpthread && mv -f $@.new $@
+	@$(CC) $(filter-out -MMD -MP,$(FAKEGPU_CFLAGS)) -Ifakegpu/tools -o $@.new $^ -lpthread && mv -f $@.new $@
 
-$(FAKEGPU_TOOLS_OUT)/cuda-probe: fakegpu/tools/cuda_probe.c
+FAKEGPU_PROBE_SRC := fakegpu/tools/cuda_probe.c fakegpu/tools/probe_driver.c
+$(FAKEGPU_TOOLS_OUT)/cuda-probe: $(FAKEGPU_PROBE_SRC) fakegpu/tools/probe_driver.h
 	@mkdir -p $(@D)
-	@$(CC) $(FAKEGPU_TOOLS_CFLAGS) -o $@.new $< -ldl && mv -f $@.new $@
+	@$(CC) $(FAKEGPU_TOOLS_CFLAGS) -o $@.new $(FAKEGPU_PROBE_SRC) -ldl && mv -f $@.new $@
 
 # Linked to the driver as programs are, by its name and not by its place.
-$(FAKEGPU_TOOLS_OUT)/cuda-probe-linked: fakegpu/tools/cuda_probe.c $(FAKEGPU_OBJ)/580/libcuda.so
+$(FAKEGPU_TOOLS_OUT)/cuda-probe-linked: $(FAKEGPU_PROBE_SRC) fakegpu/tools/probe_driver.h $(FAKEGPU_OBJ)/580/libcuda.so
 	@mkdir -p $(@D)
-	@$(CC) $(FAKEGPU_TOOLS_CFLAGS) -DLINKED -o $@.new $< -Wl,--no-as-needed $(FAKEGPU_OBJ)/580/libcuda.so -ldl && mv -f $@.new $@
+	@$(CC) $(FAKEGPU_TOOLS_CFLAGS) -DLINKED -o $@.new $(FAKEGPU_PROBE_SRC) -Wl,--no-as-needed \
+		$(FAKEGPU_OBJ)/580/libcuda.so -ldl && mv -f $@.new $@
 
 $(FAKEGPU_TOOLS_OUT)/cuda-bench: fakegpu/tools/cuda_bench.c $(BUILD)/symbols.json
 	@mkdir -p $(@D)
