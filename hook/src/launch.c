@@ -19,7 +19,7 @@ static CUstream own_thread(CUstream stream)
 
 /* Two functions each: the quick way is a leaf that ends in a jump to the driver's function, with the
  * arguments where they are; everything else is in the slow one. */
-#define LAUNCH(look, name, parameters, arguments, function, grid, on_stream)                                  \
+#define LAUNCH(look, name, parameters, arguments, function, grid, on_stream)                            \
 	static __attribute__((noinline)) CUresult slow_##name parameters                                \
 	{                                                                                               \
 		struct aq_launch launch = {.key = (function), .blocks = (grid), .stream = (on_stream)}; \
@@ -33,8 +33,7 @@ static CUstream own_thread(CUstream stream)
 	OPEN_WAY(name, parameters)                                                                      \
 	{                                                                                               \
 		__typeof__(&hook_##name) real = QUICK_REAL(name);                                       \
-		if (__builtin_expect(real != NULL, 1) &&                                                \
-		    __builtin_expect(look((function), (grid)), 1))                           \
+		if (__builtin_expect(real != NULL, 1) && __builtin_expect(look((function), (grid)), 1)) \
 			return real arguments;                                                          \
 		return slow_##name arguments;                                                           \
 	}
@@ -100,17 +99,19 @@ static uint64_t config_blocks(const CUlaunchConfig *config)
 	return config ? blocks(config->gridDimX, config->gridDimY, config->gridDimZ) : 0;
 }
 
-LAUNCH(aq_launch_quick, cuLaunchKernelEx, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra),
-       (config, f, params, extra), f, config_blocks(config), config ? config->hStream : NULL)
-LAUNCH(aq_launch_quick, cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra),
-       (config, f, params, extra), f, config_blocks(config), own_thread(config ? config->hStream : NULL))
+LAUNCH(aq_launch_quick, cuLaunchKernelEx,
+       (const CUlaunchConfig *config, CUfunction f, void **params, void **extra), (config, f, params, extra),
+       f, config_blocks(config), config ? config->hStream : NULL)
+LAUNCH(aq_launch_quick, cuLaunchKernelEx_ptsz,
+       (const CUlaunchConfig *config, CUfunction f, void **params, void **extra), (config, f, params, extra),
+       f, config_blocks(config), own_thread(config ? config->hStream : NULL))
 
 /* Of before CUDA 4: the grid is one block, or flat; the stream NULL. */
 LAUNCH(quick_call, cuLaunch, (CUfunction f), (f), f, 1, NULL)
 LAUNCH(quick_call, cuLaunchGrid, (CUfunction f, int width, int height), (f, width, height), f,
        (uint64_t)width *(uint64_t)height, NULL)
-LAUNCH(quick_call, cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream stream), (f, width, height, stream),
-       f, (uint64_t)width *(uint64_t)height, stream)
+LAUNCH(quick_call, cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream stream),
+       (f, width, height, stream), f, (uint64_t)width *(uint64_t)height, stream)
 
 HOOK(CUresult, cuLaunchCooperativeKernelMultiDevice,
      (CUDA_LAUNCH_PARAMS * list, unsigned count, unsigned flags))

@@ -1,31 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * See limiter.h. A launch is charged what launches like it took before (limiter_key), from the bucket of its
- * share (limiter_bucket); some launches are measured (limiter_sample), and what they were charged is put right.
- * Work that is queued ahead of the device is paid for already, so what a program has queued is never more than
- * the bucket holds.
+ * share (limiter_bucket); some launches are measured (limiter_sample), and what they were charged is put
+ * right. Work that is queued ahead of the device is paid for already, so what a program has queued is never
+ * more than the bucket holds.
  *
- * Invariant: nobody waits for the device without a bound, and nobody who waits holds anything that another one
- * needs.
+ * Invariant: nobody waits for the device without a bound, and nobody who waits holds anything that another
+ * one needs.
  */
 #include "limiter.h"
 
 #include "charge.h"
 #include "grants.h"
-#include "lock.h"
 #include "limiter_bucket.h"
 #include "limiter_sample.h"
+#include "lock.h"
 #include "pages.h"
 #include "place.h"
 #include "priority.h"
 
 #define SMALL_NS   25000u /* shorter launches draw from the bucket in portions */
 #define PORTION_NS 100000u
-#define FIRST_NS   20000000u /* how long the second launch of a kind waits to hear how long the first one took */
-#define POLL_NS    50000u
-#define POLL_MOST  1000000u
-#define MOST_NS    1000000000u
-#define NODE_NS    3000000000u /* a node daemon that was not heard of for so long is gone */
+#define FIRST_NS \
+	20000000u /* how long the second launch of a kind waits to hear how long the first one took */
+#define POLL_NS   50000u
+#define POLL_MOST 1000000u
+#define MOST_NS   1000000000u
+#define NODE_NS   3000000000u /* a node daemon that was not heard of for so long is gone */
 
 struct aq_gate aq_gate;
 static const uint64_t nothing[4];
@@ -177,8 +178,8 @@ static struct aq_limiter *limiter_pages(void)
 	return limiter;
 }
 
-/* A kind of launch that runs for the first time: how long it takes is known soon, and worth waiting for, else a
- * program could queue any amount of it. Returns what to charge. */
+/* A kind of launch that runs for the first time: how long it takes is known soon, and worth waiting for, else
+ * a program could queue any amount of it. Returns what to charge. */
 static uint64_t first_of_a_kind(struct aq_limiter *limiter, struct aq_key *entry, CUstream stream)
 {
 	uint64_t pause = POLL_NS, now = aq_now_ns();
@@ -228,8 +229,8 @@ static bool wait_and_pay(struct aq_limiter *limiter, unsigned number, const stru
 			return false;
 		aq_suspend_wait(number);
 		now = aq_now_ns();
-		/* A bucket never stays empty for that long by itself: somebody writes into it, or a hundred others
-		 * are quicker every time. */
+		/* A bucket never stays empty for that long by itself: somebody writes into it, or a hundred
+		 * others are quicker every time. */
 		uint64_t last = __atomic_load_n(&card->taken_at_ns, __ATOMIC_RELAXED);
 		if (now - start > AQ_BUCKET_WAIT_NS && (last > now || now - last > AQ_BUCKET_WAIT_NS)) {
 			correct(number, (int64_t)(launch->charged_ns + portion), now);

@@ -8,9 +8,9 @@
  * that was ever seen is the best that can be known, until so many measurements lie so far above it that the
  * work itself must have changed.
  *
- * A launch longer than a turn may never run undisturbed. Then its measurements are spread out, with few at the
- * least; and the longest of them, where another one had every second turn, is twice its length. That is believed
- * only while the node says that others use the card.
+ * A launch longer than a turn may never run undisturbed. Then its measurements are spread out, with few at
+ * the least; and the longest of them, where another one had every second turn, is twice its length. That is
+ * believed only while the node says that others use the card.
  */
 #include "limiter_key.h"
 
@@ -89,8 +89,8 @@ void aq_key_rest(struct aq_key *entry)
 {
 	uint64_t length = __atomic_load_n(&entry->estimate_ns, __ATOMIC_RELAXED);
 	uint64_t rest = length >= REST_NS ? 0 : REST_NS / (length + 1);
-	/* The first few are measured close together: the very first carries loading and warming up. And while nothing
-	 * is known, none goes by unseen. */
+	/* The first few are measured close together: the very first carries loading and warming up. And while
+	 * nothing is known, none goes by unseen. */
 	if (entry->measured < 4 && rest > 2)
 		rest = 2;
 	if (entry->measured == 0)

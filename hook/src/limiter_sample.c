@@ -11,11 +11,11 @@
 #include "priority.h"
 #include "resolve.h"
 
-#define SAMPLES  32u
-#define QUERIES  8u /* questions to the driver per round */
-#define RELAXED  2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
-#define WARM     8u
-#define NO_TIME  (-1.0f)
+#define SAMPLES 32u
+#define QUERIES 8u /* questions to the driver per round */
+#define RELAXED 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
+#define WARM    8u
+#define NO_TIME (-1.0f)
 
 enum state {
 	FREE = 0,
@@ -81,7 +81,8 @@ static struct aq_sample *claim(struct aq_samples *samples, CUcontext context)
 		for (unsigned i = 0; i < SAMPLES; i++) {
 			struct aq_sample *sample = &samples->sample[(from + i) % SAMPLES];
 			uint32_t state = FREE;
-			if ((wish == 0 && sample->context != context) || (wish == 1 && sample->context != NULL) ||
+			if ((wish == 0 && sample->context != context) ||
+			    (wish == 1 && sample->context != NULL) ||
 			    !__atomic_compare_exchange_n(&sample->state, &state, CLAIMED, false,
 							 __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
 				continue;
@@ -139,7 +140,8 @@ struct aq_sample *aq_sample_begin(struct aq_limiter *limiter, const struct aq_la
 	struct aq_sample *sample = NULL;
 	CUcontext current = NULL, context = NULL;
 	int mode = relax(RELAXED);
-	if (!aq_stream_captures(launch->stream) && REAL(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current) {
+	if (!aq_stream_captures(launch->stream) && REAL(cuCtxGetCurrent)(&current) == CUDA_SUCCESS &&
+	    current) {
 		if ((uintptr_t)launch->stream <= 2 ||
 		    REAL(cuStreamGetCtx)(launch->stream, &context) != CUDA_SUCCESS || context == NULL)
 			context = current;
@@ -188,9 +190,9 @@ static uint64_t between(CUevent from, CUevent to, bool *known)
 	return *known ? (uint64_t)((double)milliseconds * 1e6) : 0;
 }
 
-/* On an idle stream the first event is done before the launch has reached the device. The host's time in between
- * is no part of the work; but the host may have been put aside just then, so the least that was ever seen counts,
- * and slowly grows should launches have become slower. */
+/* On an idle stream the first event is done before the launch has reached the device. The host's time in
+ * between is no part of the work; but the host may have been put aside just then, so the least that was ever
+ * seen counts, and slowly grows should launches have become slower. */
 static uint64_t gap(struct aq_samples *samples, const struct aq_sample *sample)
 {
 	if (sample->gap_ns == 0)
@@ -223,7 +225,8 @@ static void learn(struct aq_limiter *limiter, struct aq_sample *sample, uint64_t
 	enum aq_measured how = aq_limiter_company(sample->card, now);
 	if (latest && latest->context == sample->context && latest->card == sample->card) {
 		uint64_t since = between(latest->end, sample->end, &after);
-		/* The latest one ended while this one was under way, on another stream: its time is paid for. */
+		/* The latest one ended while this one was under way, on another stream: its time is paid for.
+		 */
 		if (after && since < took) {
 			took = since;
 			how = AQ_MEASURED_PART;
@@ -282,8 +285,7 @@ void aq_samples_drop(struct aq_samples *samples, CUcontext context)
 		if (__atomic_compare_exchange_n(&sample->state, &state, CLAIMED, false, __ATOMIC_ACQUIRE,
 						__ATOMIC_RELAXED)) {
 			__atomic_fetch_sub(&samples->running, 1, __ATOMIC_RELAXED);
-			if (ours(sample) &&
-			    __atomic_load_n(&sample->entry->pending, __ATOMIC_RELAXED) > 0)
+			if (ours(sample) && __atomic_load_n(&sample->entry->pending, __ATOMIC_RELAXED) > 0)
 				__atomic_fetch_sub(&sample->entry->pending, 1, __ATOMIC_RELAXED);
 			give_up(sample);
 		}

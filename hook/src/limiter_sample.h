@@ -2,9 +2,9 @@
  *
  * Measuring launches on the device: an event before, one after, and the time between them once both are done.
  *
- * Never waits for the device, never touches a stream that captures, never disturbs a capture of another thread,
- * and keeps a fixed number of events per process. Invariant: an event is used in the context it was made in, and
- * not after that context has ended.
+ * Never waits for the device, never touches a stream that captures, never disturbs a capture of another
+ * thread, and keeps a fixed number of events per process. Invariant: an event is used in the context it was
+ * made in, and not after that context has ended.
  */
 #ifndef ALIQUOT_LIMITER_SAMPLE_H
 #define ALIQUOT_LIMITER_SAMPLE_H
