@@ -147,7 +147,7 @@ def cluster(variant, images):
 
 
 @pytest.fixture
-def fault_proxy(local):
+def bad_days(local):
     """The proxy between the drivers and the API server; without faults again afterwards."""
     yield local.fault_proxy
     local.fault_proxy.set()

@@ -69,8 +69,8 @@ def test_twenty_pods_at_once_on_two_nodes(cluster, stage, variant):
         assert stage.show(name)[0]["total"] == each
 
 
-def test_driver_lives_through_an_api_server_that_drops_watches_and_answers_429_and_500(local, stage, fault_proxy):
-    proxy = fault_proxy
+def test_driver_lives_through_an_api_server_that_drops_watches_and_answers_429_and_500(local, stage, bad_days):
+    proxy = bad_days
     stage.create(claim_template("part", share("2Gi")))
     before = {s["metadata"]["name"]: s["metadata"]["uid"] for s in install.slices(local)}
 
@@ -97,9 +97,9 @@ def test_driver_lives_through_an_api_server_that_drops_watches_and_answers_429_a
 
 
 @pytest.mark.full
-def test_silent_watch_is_noticed(local, stage, fault_proxy):
+def test_silent_watch_is_noticed(local, stage, bad_days):
     """A connection that is open and says nothing for ever must not hide a deleted slice for ever."""
-    proxy = fault_proxy
+    proxy = bad_days
     eventually(lambda: [p for p in proxy.open_watches if "resourceslices" in p], 30, "watches of slices")
     proxy.silence_watches("resourceslices")
     name = min(s["metadata"]["name"] for s in install.slices(local))

@@ -184,7 +184,15 @@ class LocalCluster(Cluster):
             return all(states.get(name) for name in self.options.nodes)
 
         kubelets = [node.kubelet for node in self._nodes.values()]
-        wait_until(ready, timeout_s, f"nodes {', '.join(self.options.nodes)} Ready", *kubelets)
+        try:
+            wait_until(ready, timeout_s, f"nodes {', '.join(self.options.nodes)} Ready", *kubelets)
+        except ClusterError as error:
+            if "inotify" in str(error) or "too many open files" in str(error):
+                error.add_note(
+                    "The kernel's limit of inotify instances is reached (about 25 for each cluster of two nodes): run "
+                    "fewer clusters at once, or raise it with `sysctl fs.inotify.max_user_instances=1024`."
+                )
+            raise
 
     def stop(self) -> None:
         if self.fault_proxy is not None:
