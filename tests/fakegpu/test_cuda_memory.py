@@ -118,9 +118,10 @@ result = [cu.cuMemFree_v2(0), cu.cuMemFree_v2(0x1234), cu.cuMemFree_v2(address +
           cu.cuMemFree_v2(host.value), cu.cuMemFree_v2(address), cu.cuMemFree_v2(address),
           cu.cuMemFreeAsync(address, None),
           cu.cuMemFreeHost(c_void_p(address)), cu.cuMemFreeHost(host), cu.cuMemFreeHost(host),
-          cu.cuMemRelease(handle), cu.cuMemRelease(handle), cu.cuMemRelease(77), used()]
+          cu.cuMemRelease(handle), cu.cuMemRelease(handle), cu.cuMemRelease(77), used(),
+          cu.cuMemcpyHtoD_v2(address, b'x', 1)]
 """
-    assert run(cuda_machine(), code) == [0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 0, 1, 1, 0]
+    assert run(cuda_machine(), code) == [0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 0, 1, 1, 0, 1]
 
 
 def test_b131_memory_of_pools_and_external_memory_is_freed_by_cumemfree(cuda_machine: Callable[..., Any]) -> None:
