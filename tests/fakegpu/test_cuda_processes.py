@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ sys.stdin.readline()
 """
     program = hold(machine, code)
     assert used(machine) == 512 * MIB  # the other child's exit changed nothing
-    child = int(subprocess.run(["pgrep", "-P", str(program.pid)], capture_output=True, text=True, check=True).stdout)
+    (child,) = map(int, Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split())
     try:
         program.send_signal(signal.SIGKILL)
         program.wait(30)
