@@ -5,6 +5,8 @@
  */
 #include "account.h"
 
+#include "account_steps.h"
+
 #include <errno.h>
 
 #define ALIGNED_64(n) (((n) & 63u) == 0)
@@ -13,50 +15,6 @@
 #define HEADER_MAX 65536u
 #define SLOT_MAX   4096u
 #define COUNT_MAX  65536u
-
-static uint64_t load(const uint64_t *word)
-{
-	return __atomic_load_n(word, __ATOMIC_SEQ_CST);
-}
-
-static bool swap(uint64_t *word, uint64_t *expected, uint64_t desired)
-{
-	return __atomic_compare_exchange_n(word, expected, desired, false, __ATOMIC_SEQ_CST,
-					   __ATOMIC_SEQ_CST);
-}
-
-/* A word with other units and the next sequence number. */
-static uint64_t moved(uint64_t word, uint64_t units)
-{
-	return ((word & ~AQ_WORD_UNIT_MASK) + AQ_WORD_SEQ_ONE) | units;
-}
-
-static void word_add(uint64_t *word, uint64_t units)
-{
-	uint64_t seen = load(word);
-	uint64_t sum;
-	do {
-		sum = aq_word_units(seen) + units;
-		if (sum > AQ_WORD_UNIT_MASK)
-			sum = AQ_WORD_UNIT_MASK;
-	} while (!swap(word, &seen, moved(seen, sum)));
-}
-
-/* Returns what was there to be taken off. */
-static uint64_t word_subtract(uint64_t *word, uint64_t units)
-{
-	uint64_t seen = load(word);
-	uint64_t part;
-	do {
-		part = aq_word_units(seen) < units ? aq_word_units(seen) : units;
-	} while (!swap(word, &seen, moved(seen, aq_word_units(seen) - part)));
-	return part;
-}
-
-static void mark_unsettled(struct aq_usage_file *file)
-{
-	__atomic_store_n(&file->unsettled, 1, __ATOMIC_SEQ_CST);
-}
 
 int aq_account_bind(struct aq_account *account, void *map, size_t length)
 {
@@ -74,78 +32,34 @@ int aq_account_bind(struct aq_account *account, void *map, size_t length)
 	return 0;
 }
 
-uint64_t aq_account_units(const struct aq_account *account)
-{
-	return aq_word_units(load(&account->file->account));
-}
-
 int aq_account_reserve(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units,
 		       uint64_t limit)
 {
-	struct aq_usage_file *file = account->file;
-	if (units > AQ_WORD_UNIT_MASK)
-		return -ENOMEM;
-	for (;;) {
-		uint64_t epoch = load(&file->epoch);
-		uint64_t seen = load(&file->account);
-		uint64_t sum;
-		do {
-			sum = aq_word_units(seen) + units;
-			if (sum > limit || sum > AQ_WORD_UNIT_MASK)
-				return -ENOMEM;
-		} while (!swap(&file->account, &seen, moved(seen, sum)));
-		word_add(&slot->charge, units);
-		if (load(&file->epoch) == epoch)
-			return 0;
-		/* Somebody settled meanwhile and may have taken our units off; nothing hangs on them yet. */
-		word_subtract(&slot->charge, units);
-		mark_unsettled(file);
-	}
+	return aq_step_reserve(account->file, slot, units, limit);
 }
 
-uint64_t aq_account_release_up_to(const struct aq_account *account, struct aq_usage_slot *slot,
-				  uint64_t units)
+uint64_t aq_account_release(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units)
 {
-	struct aq_usage_file *file = account->file;
-	uint64_t epoch = load(&file->epoch);
-	units = word_subtract(&slot->charge, units);
-	uint64_t seen = load(&file->account);
-	for (;;) {
-		/* Checked for every value of `seen`: a settle that already left our units out changes the
-		 * epoch before it changes the account. */
-		if (load(&file->epoch) != epoch) {
-			mark_unsettled(file);
-			return units;
-		}
-		uint64_t rest = aq_word_units(seen);
-		rest = rest > units ? rest - units : 0;
-		if (swap(&file->account, &seen, moved(seen, rest)))
-			return units;
-	}
-}
-
-void aq_account_release(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units)
-{
-	aq_account_release_up_to(account, slot, units);
+	return aq_step_release(account->file, slot, units);
 }
 
 uint32_t aq_account_used_slots(const struct aq_account *account)
 {
-	uint64_t used = load(&account->file->slots_used);
+	uint64_t used = aq_step_load(&account->file->slots_used);
 	return used < account->slot_count ? (uint32_t)used : account->slot_count;
 }
 
 /* The charge of a slot whose owner does nothing any more becomes 0; the account is left to settle. */
 static void empty(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t seen)
 {
-	if (aq_word_units(seen) != 0 && swap(&slot->charge, &seen, moved(seen, 0)))
-		mark_unsettled(account->file);
+	if (aq_word_units(seen) != 0 && aq_step_swap(&slot->charge, &seen, aq_step_moved(seen, 0)))
+		aq_step_mark_unsettled(account->file);
 }
 
 static void raise_used(struct aq_usage_file *file, uint64_t count)
 {
-	uint64_t seen = load(&file->slots_used);
-	while (seen < count && !swap(&file->slots_used, &seen, count))
+	uint64_t seen = aq_step_load(&file->slots_used);
+	while (seen < count && !aq_step_swap(&file->slots_used, &seen, count))
 		;
 }
 
@@ -167,16 +81,16 @@ static bool take(const struct aq_account *account, uint32_t index, uint64_t old,
 {
 	struct aq_usage_slot *slot = aq_account_slot(account, index);
 	uint64_t claiming = (owner & ~AQ_OWNER_LIVE) | AQ_OWNER_CLAIMING;
-	if (!swap(&slot->owner, &old, claiming))
+	if (!aq_step_swap(&slot->owner, &old, claiming))
 		return false;
-	empty(account, slot, load(&slot->charge));
+	empty(account, slot, aq_step_load(&slot->charge));
 	__atomic_store_n(&slot->host_pid, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&slot->context_bytes, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&slot->spilled_bytes, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&slot->launches, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&slot->device_ns, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&slot->pidns, pidns, __ATOMIC_SEQ_CST);
-	return swap(&slot->owner, &claiming, owner);
+	return aq_step_swap(&slot->owner, &claiming, owner);
 }
 
 int aq_account_claim(const struct aq_account *account, uint32_t pid, uint64_t start, uint64_t pidns,
@@ -186,11 +100,11 @@ int aq_account_claim(const struct aq_account *account, uint32_t pid, uint64_t st
 	uint64_t plain = owner_word(pid, start, 0);
 	for (uint32_t i = 0; i < used; i++) {
 		struct aq_usage_slot *slot = aq_account_slot(account, i);
-		uint64_t old = load(&slot->owner);
-		if (old == 0 || !same_process(old, plain) || load(&slot->pidns) != pidns)
+		uint64_t old = aq_step_load(&slot->owner);
+		if (old == 0 || !same_process(old, plain) || aq_step_load(&slot->pidns) != pidns)
 			continue;
 		/* Ours from before an exec: what that image held died with it. */
-		*owner = owner_word(pid, start, load(&slot->charge) + AQ_WORD_SEQ_ONE);
+		*owner = owner_word(pid, start, aq_step_load(&slot->charge) + AQ_WORD_SEQ_ONE);
 		if (*owner == old)
 			*owner ^= 1ull << AQ_OWNER_GENERATION_SHIFT;
 		if (take(account, i, old, *owner, pidns))
@@ -198,10 +112,10 @@ int aq_account_claim(const struct aq_account *account, uint32_t pid, uint64_t st
 	}
 	for (uint32_t i = 0; i < account->slot_count; i++) {
 		struct aq_usage_slot *slot = aq_account_slot(account, i);
-		if (load(&slot->owner) != 0)
+		if (aq_step_load(&slot->owner) != 0)
 			continue;
 		raise_used(account->file, i + 1ull);
-		*owner = owner_word(pid, start, load(&slot->charge));
+		*owner = owner_word(pid, start, aq_step_load(&slot->charge));
 		if (take(account, i, 0, *owner, pidns))
 			return (int)i;
 	}
@@ -213,13 +127,13 @@ bool aq_account_reap(const struct aq_account *account, uint32_t index, uint64_t 
 	struct aq_usage_slot *slot = aq_account_slot(account, index);
 	/* Order matters: the charge is read before the owner is confirmed, and every change moves its
 	 * sequence, so a reaper that was delayed here can never empty the charge of the slot's next owner. */
-	uint64_t charge = load(&slot->charge);
-	if (load(&slot->owner) != owner)
+	uint64_t charge = aq_step_load(&slot->charge);
+	if (aq_step_load(&slot->owner) != owner)
 		return false;
 	empty(account, slot, charge);
-	if (aq_word_units(load(&slot->charge)) != 0)
+	if (aq_word_units(aq_step_load(&slot->charge)) != 0)
 		return false;
-	return swap(&slot->owner, &owner, 0);
+	return aq_step_swap(&slot->owner, &owner, 0);
 }
 
 static uint64_t sum_of_charges(const struct aq_account *account)
@@ -227,32 +141,32 @@ static uint64_t sum_of_charges(const struct aq_account *account)
 	uint32_t used = aq_account_used_slots(account);
 	uint64_t sum = 0;
 	for (uint32_t i = 0; i < used; i++)
-		sum += aq_word_units(load(&aq_account_slot(account, i)->charge));
+		sum += aq_word_units(aq_step_load(&aq_account_slot(account, i)->charge));
 	return sum < AQ_WORD_UNIT_MASK ? sum : AQ_WORD_UNIT_MASK;
 }
 
 int aq_account_settle(const struct aq_account *account, unsigned attempts, uint64_t *repaired)
 {
 	struct aq_usage_file *file = account->file;
-	uint64_t seen = load(&file->account);
+	uint64_t seen = aq_step_load(&file->account);
 	if (repaired)
 		*repaired = 0;
 	__atomic_store_n(&file->unsettled, 0, __ATOMIC_SEQ_CST);
 	/* Usually all is well, and then nobody in mid-step need be disturbed. */
-	if (sum_of_charges(account) == aq_word_units(seen) && load(&file->account) == seen)
+	if (sum_of_charges(account) == aq_word_units(seen) && aq_step_load(&file->account) == seen)
 		return 0;
 	while (attempts-- > 0) {
-		seen = load(&file->account);
+		seen = aq_step_load(&file->account);
 		__atomic_fetch_add(&file->epoch, 1, __ATOMIC_SEQ_CST);
 		uint64_t sum = sum_of_charges(account);
 		__atomic_fetch_add(&file->epoch, 1, __ATOMIC_SEQ_CST);
 		uint64_t before = aq_word_units(seen);
-		if (!swap(&file->account, &seen, moved(seen, sum)))
+		if (!aq_step_swap(&file->account, &seen, aq_step_moved(seen, sum)))
 			continue;
 		if (repaired && before > sum)
 			*repaired = before - sum;
 		return 0;
 	}
-	mark_unsettled(file);
+	aq_step_mark_unsettled(file);
 	return -EAGAIN;
 }

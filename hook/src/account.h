@@ -48,18 +48,17 @@ static inline struct aq_usage_slot *aq_account_slot(const struct aq_account *acc
 int aq_account_bind(struct aq_account *account, void *map, size_t length);
 
 /* Units in the account now. */
-uint64_t aq_account_units(const struct aq_account *account);
+static inline uint64_t aq_account_units(const struct aq_account *account)
+{
+	return aq_word_units(__atomic_load_n(&account->file->account, __ATOMIC_SEQ_CST));
+}
 
 /* Adds `units` to account and slot if the account then stands at most at `limit`. 0 or -ENOMEM. */
 int aq_account_reserve(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units,
 		       uint64_t limit);
 
-/* Takes `units` off again; never more than the slot is charged with. */
-void aq_account_release(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units);
-
-/* Takes off as much of `units` as the slot is charged with. Returns how much that was. */
-uint64_t aq_account_release_up_to(const struct aq_account *account, struct aq_usage_slot *slot,
-				  uint64_t units);
+/* Takes `units` off again, but never more than the slot is charged with. Returns how much that was. */
+uint64_t aq_account_release(const struct aq_account *account, struct aq_usage_slot *slot, uint64_t units);
 
 /* Takes a free slot for (pid, start), or the one that the same process held before an exec; its charge is 0.
  * Returns the index, or -EUSERS when every slot is taken. `owner` gets the owner word. */

@@ -27,7 +27,7 @@ static bool card_has(unsigned number, uint32_t share)
 	return false;
 }
 
-static struct aq_usage_slot *claim(struct aq_share *share)
+struct aq_usage_slot *aq_slot_claim(struct aq_share *share)
 {
 	struct aq_process *process = aq_process();
 	aq_lock(&process->claiming);
@@ -59,12 +59,6 @@ static struct aq_usage_slot *claim(struct aq_share *share)
 	if (process->pidns == 0)
 		__atomic_fetch_or(&share->account.file->complaints, AQ_COMPLAINT_BLIND, __ATOMIC_RELAXED);
 	return slot;
-}
-
-struct aq_usage_slot *aq_slot(struct aq_share *share)
-{
-	struct aq_usage_slot *slot = __atomic_load_n(&aq_process()->slot[share->index], __ATOMIC_ACQUIRE);
-	return __builtin_expect(slot != NULL, 1) ? slot : claim(share);
 }
 
 /* Looking into what neighbours have mapped takes long, so it is done now and then only. */
@@ -184,7 +178,7 @@ void aq_make_room(unsigned number)
 		aq_share_tidy(&aq_shares[card->share[i]]);
 }
 
-int aq_charge(unsigned card, uint64_t units, enum aq_refusal kind)
+int aq_charge_slowly(unsigned card, uint64_t units, enum aq_refusal kind)
 {
 	aq_suspend_wait(card);
 	if (__builtin_expect(aq_charge_quickly(card, units) == 0, 1))
@@ -231,18 +225,32 @@ void aq_uncharge_entry(uint64_t entry)
 		aq_spilled(aq_entry_card(entry), -(int64_t)aq_entry_units(entry));
 }
 
-void aq_uncharge(unsigned number, uint64_t units)
+/* What this process holds of the card is the sum over its slots; which share pays it back is all one. The
+ * last share gives back first, so that the others stay whole. */
+static void uncharge_split(const struct aq_card *card, uint64_t units)
 {
-	const struct aq_card *card = &aq_cards[number];
 	struct aq_process *process = aq_process();
-	/* What this process holds of the card is the sum over its slots; which share pays it back is all one.
-	 * The last share gives back first, so that the others stay whole. */
 	for (uint32_t i = card->share_count; i-- > 0 && units > 0;) {
 		struct aq_share *share = &aq_shares[card->share[i]];
 		struct aq_usage_slot *slot = __atomic_load_n(&process->slot[share->index], __ATOMIC_ACQUIRE);
 		if (slot == NULL)
 			continue;
-		units -= aq_account_release_up_to(&share->account, slot, units);
+		units -= aq_account_release(&share->account, slot, units);
+		aq_view_update(share, slot);
+	}
+}
+
+void aq_uncharge_slowly(unsigned number, uint64_t units)
+{
+	const struct aq_card *card = &aq_cards[number];
+	if (__builtin_expect(card->share_count != 1, 0)) {
+		uncharge_split(card, units);
+		return;
+	}
+	struct aq_share *share = &aq_shares[card->share[0]];
+	struct aq_usage_slot *slot = __atomic_load_n(&aq_process()->slot[share->index], __ATOMIC_ACQUIRE);
+	if (__builtin_expect(slot != NULL, 1)) {
+		aq_account_release(&share->account, slot, units);
 		aq_view_update(share, slot);
 	}
 }

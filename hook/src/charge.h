@@ -12,21 +12,59 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "account_steps.h"
 #include "grants.h"
 #include "process.h"
 #include "state.h"
+#include "view.h"
+
+/* Slot of this process in a share, claimed if need be. NULL: there is none left. */
+struct aq_usage_slot *aq_slot_claim(struct aq_share *share);
+
+static inline struct aq_usage_slot *aq_slot(struct aq_share *share)
+{
+	struct aq_usage_slot *slot = __atomic_load_n(&aq_process()->slot[share->index], __ATOMIC_ACQUIRE);
+	return __builtin_expect(slot != NULL, 1) ? slot : aq_slot_claim(share);
+}
+
+/* Only looks at the account: for callers that hold a lock. 0 or -ENOMEM. */
+int aq_charge_quickly(unsigned card, uint64_t units);
+
+int aq_charge_slowly(unsigned card, uint64_t units, enum aq_refusal kind);
 
 /* 0, or -ENOMEM: it would pass the limit, even after giving back what nobody holds any more; then it is
  * counted as `kind`. Waits while the share is suspended. */
-int aq_charge(unsigned card, uint64_t units, enum aq_refusal kind);
+static inline int aq_charge(unsigned number, uint64_t units, enum aq_refusal kind)
+{
+	struct aq_share *share = aq_cards[number].only;
+	if (__builtin_expect(share == NULL || share->grant == NULL || aq_view_word != NULL ||
+				 __atomic_load_n(&share->grant->hints.suspended, __ATOMIC_RELAXED) != 0,
+			     0))
+		return aq_charge_slowly(number, units, kind);
+	struct aq_usage_slot *slot = __atomic_load_n(&aq_process()->slot[share->index], __ATOMIC_ACQUIRE);
+	if (__builtin_expect(slot == NULL, 0) ||
+	    __builtin_expect(aq_step_reserve(share->account.file, slot, units, aq_share_limit(share)) < 0,
+			     0) ||
+	    __builtin_expect(__atomic_load_n(&share->limit, __ATOMIC_RELAXED) == 0, 0))
+		return aq_charge_slowly(number, units, kind);
+	return 0;
+}
 
-/* The same, but only looks at the account: for callers that hold a lock. */
-int aq_charge_quickly(unsigned card, uint64_t units);
+void aq_uncharge_slowly(unsigned card, uint64_t units);
+
+static inline void aq_uncharge(unsigned number, uint64_t units)
+{
+	struct aq_share *share = aq_cards[number].only;
+	struct aq_usage_slot *slot =
+	    share ? __atomic_load_n(&aq_process()->slot[share->index], __ATOMIC_ACQUIRE) : NULL;
+	if (__builtin_expect(slot == NULL || aq_view_word != NULL, 0))
+		aq_uncharge_slowly(number, units);
+	else
+		aq_step_release(share->account.file, slot, units);
+}
 
 /* Counts an allocation that was refused for want of room. */
 void aq_refused(unsigned card, enum aq_refusal kind);
-
-void aq_uncharge(unsigned card, uint64_t units);
 
 /* The same for what a table has remembered (entry.h). */
 void aq_uncharge_entry(uint64_t entry);
@@ -46,9 +84,6 @@ uint64_t aq_card_limit(unsigned card);
 
 /* What all processes together have of it, in units. */
 uint64_t aq_card_used(unsigned card);
-
-/* Slot of this process in a share, claimed if need be. NULL: there is none left. */
-struct aq_usage_slot *aq_slot(struct aq_share *share);
 
 /* Gives back the slots of dead processes of our own PID namespace, and settles the account. */
 void aq_share_tidy(struct aq_share *share);

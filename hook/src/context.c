@@ -107,7 +107,15 @@ enum aq_verdict aq_place_here(struct aq_place *place)
 	int card;
 	if (!aq_active() || REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current == NULL)
 		return AQ_PASS;
-	place->context = aq_context_find(current, &place->ordinal, &card);
+	const struct aq_context *all = aq_process()->context;
+	unsigned home = home_of(current);
+	if (__builtin_expect(__atomic_load_n(&all[home].handle, __ATOMIC_ACQUIRE) == current, 1)) {
+		place->context = home;
+		place->ordinal = all[home].ordinal;
+		card = all[home].card;
+	} else {
+		place->context = aq_context_find(current, &place->ordinal, &card);
+	}
 	if (card == AQ_NO_CARD)
 		return aq_refuses(place->ordinal) ? AQ_REFUSE : AQ_PASS;
 	place->card = (unsigned)card;

@@ -17,6 +17,7 @@ struct walk {
 	uintptr_t address; /* looked for, or 0 */
 	struct aq_mapped_file *file;
 	bool found;
+	bool program; /* a file of any kind is mapped */
 };
 
 /* A line is "start-end perms offset device inode path". */
@@ -36,6 +37,8 @@ static void look_at(struct walk *walk, const char *line)
 	size_t length = (size_t)(inode - field) + 1;
 	while (field[length] >= '0' && field[length] <= '9')
 		length++;
+	if (inode[1] != '0')
+		walk->program = true;
 	if (length >= sizeof(walk->file->text))
 		return;
 	if (walk->address) {
@@ -87,7 +90,7 @@ static bool read_lines(const char *pid, struct walk *walk)
 void aq_maps_own(const void *address, struct aq_mapped_file *file)
 {
 	int saved = errno;
-	struct walk walk = {(uintptr_t)address, file, false};
+	struct walk walk = {(uintptr_t)address, file, false, false};
 	file->text[0] = '\0';
 	read_lines("self", &walk);
 	errno = saved;
@@ -97,8 +100,10 @@ bool aq_maps_lack(const char *pid, const struct aq_mapped_file *file)
 {
 	int saved = errno;
 	struct aq_mapped_file copy = *file;
-	struct walk walk = {0, &copy, false};
+	struct walk walk = {0, &copy, false, false};
 	bool whole = copy.text[0] != '\0' && read_lines(pid, &walk);
 	errno = saved;
-	return whole && !walk.found;
+	/* With nothing of a file mapped it is on its way out or in between two programs, and what it held may
+	 * not be back with the driver yet. */
+	return whole && walk.program && !walk.found;
 }

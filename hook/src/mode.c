@@ -126,6 +126,7 @@ int aq_card_add(const CUuuid *uuid, uint32_t share)
 	}
 	struct aq_card *entry = &aq_cards[card];
 	entry->share[entry->share_count++] = share;
+	entry->only = entry->share_count == 1 ? &aq_shares[share] : NULL;
 	if (card == (int)aq_card_count)
 		__atomic_store_n(&aq_card_count, (uint32_t)card + 1, __ATOMIC_RELEASE);
 	return card;

@@ -12,20 +12,39 @@
 #include "place.h"
 #include "resolve.h"
 
-bool aq_share_view(unsigned card, uint64_t physical, uint64_t physical_free, struct aq_view_figures *out)
+/* A card with one share, which is nearly all of them. False: several, or units left behind to be settled. */
+static inline bool look_quickly(const struct aq_card *card, uint64_t *limit, uint64_t *used, bool *beyond)
 {
-	uint64_t limit = aq_card_limit(card);
+	struct aq_share *share = card->only;
+	if (__builtin_expect(share == NULL, 0) ||
+	    __builtin_expect(__atomic_load_n(&share->account.file->unsettled, __ATOMIC_RELAXED) != 0, 0))
+		return false;
+	*limit = aq_share_limit(share);
+	*used = aq_account_units(&share->account);
+	*beyond = (__atomic_load_n(&share->flags, __ATOMIC_RELAXED) & AQ_GRANT_OVERSUBSCRIBE) != 0;
+	return true;
+}
+
+bool aq_share_view(unsigned number, uint64_t physical, uint64_t physical_free, struct aq_view_figures *out)
+{
+	uint64_t limit, used;
+	bool beyond;
+	if (!look_quickly(&aq_cards[number], &limit, &used, &beyond)) {
+		limit = aq_card_limit(number);
+		used = aq_card_used(number);
+		beyond = aq_oversubscribed(number);
+	}
 	if (limit == AQ_UNLIMITED)
 		return false;
 	uint64_t total = limit << AQ_UNIT_SHIFT;
-	uint64_t used = aq_card_used(card) << AQ_UNIT_SHIFT;
-	if (total > physical && !aq_oversubscribed(card))
+	used <<= AQ_UNIT_SHIFT;
+	if (total > physical && !beyond)
 		total = physical;
 	out->total = total;
 	out->used = used < total ? used : total;
 	out->free = total - out->used;
 	/* Less than our share may be left when the card is overbooked or others hold more than theirs. */
-	if (out->free > physical_free && !aq_oversubscribed(card))
+	if (out->free > physical_free && !beyond)
 		out->free = physical_free;
 	return true;
 }

@@ -43,7 +43,7 @@ struct aq_card {
 	CUuuid uuid;
 	uint32_t share_count;
 	uint32_t share[AQ_MAX_SHARES]; /* indices into aq_shares */
-	uint64_t physical; /* bytes, as the driver says; 0 = not asked yet */
+	struct aq_share *only; /* the share, where it is one; NULL: several */
 };
 
 extern struct aq_share aq_shares[AQ_MAX_SHARES];

@@ -10,42 +10,15 @@
 
 #include "pages.h"
 
-#define EMPTY   0u
-#define GONE    1u
-#define FILLING 2u
-
 #define FIRST_CELLS 1024u
 #define MOST_CELLS  (1u << 26)
 
-struct cell {
-	uint64_t key;
-	uint64_t value;
-};
-
-struct aq_segment {
-	struct aq_segment *older;
-	uint32_t cells; /* a power of two */
-	struct cell cell[];
-};
-
-static uint32_t place_of(uint64_t key, uint32_t cells)
-{
-	return (uint32_t)((key * 0x9e3779b97f4a7c15ull) >> 32) & (cells - 1);
-}
-
 static bool put_in(struct aq_segment *segment, uint64_t key, uint64_t value)
 {
-	uint32_t place = place_of(key, segment->cells);
-	for (uint32_t i = 0; i < AQ_TABLE_PROBES; i++) {
-		struct cell *cell = &segment->cell[(place + i) & (segment->cells - 1)];
-		uint64_t seen = __atomic_load_n(&cell->key, __ATOMIC_RELAXED);
-		if (seen > GONE || !__atomic_compare_exchange_n(&cell->key, &seen, FILLING, false,
-								__ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
-			continue;
-		__atomic_store_n(&cell->value, value, __ATOMIC_RELAXED);
-		__atomic_store_n(&cell->key, key, __ATOMIC_RELEASE);
-		return true;
-	}
+	uint32_t place = aq_table_place(key, segment->cells);
+	for (uint32_t i = 0; i < AQ_TABLE_PROBES; i++)
+		if (aq_cell_fill(&segment->cell[(place + i) & (segment->cells - 1)], key, value))
+			return true;
 	return false;
 }
 
@@ -55,7 +28,7 @@ static struct aq_segment *grow(struct aq_table *table, struct aq_segment *newest
 	uint32_t cells = newest ? newest->cells * 2 : FIRST_CELLS;
 	if (cells > MOST_CELLS)
 		return NULL;
-	size_t size = sizeof(struct aq_segment) + cells * sizeof(struct cell);
+	size_t size = sizeof(struct aq_segment) + cells * sizeof(struct aq_cell);
 	struct aq_segment *segment = aq_pages(size);
 	if (segment == NULL)
 		return NULL;
@@ -68,7 +41,7 @@ static struct aq_segment *grow(struct aq_table *table, struct aq_segment *newest
 	return newest;
 }
 
-bool aq_table_put(struct aq_table *table, uint64_t key, uint64_t value)
+bool aq_table_put_slowly(struct aq_table *table, uint64_t key, uint64_t value)
 {
 	struct aq_segment *newest = __atomic_load_n(&table->newest, __ATOMIC_ACQUIRE);
 	for (;;) {
@@ -82,35 +55,36 @@ bool aq_table_put(struct aq_table *table, uint64_t key, uint64_t value)
 	}
 }
 
-static struct cell *find(const struct aq_table *table, uint64_t key)
+static struct aq_cell *find(const struct aq_table *table, uint64_t key)
 {
 	struct aq_segment *segment = __atomic_load_n(&table->newest, __ATOMIC_ACQUIRE);
 	for (; segment; segment = segment->older) {
-		uint32_t place = place_of(key, segment->cells);
+		uint32_t place = aq_table_place(key, segment->cells);
 		for (uint32_t i = 0; i < AQ_TABLE_PROBES; i++) {
-			struct cell *cell = &segment->cell[(place + i) & (segment->cells - 1)];
+			struct aq_cell *cell = &segment->cell[(place + i) & (segment->cells - 1)];
 			uint64_t seen = __atomic_load_n(&cell->key, __ATOMIC_ACQUIRE);
 			if (seen == key)
 				return cell;
-			if (seen == EMPTY)
+			if (seen == AQ_CELL_EMPTY)
 				break;
 		}
 	}
 	return NULL;
 }
 
-bool aq_table_take(struct aq_table *table, uint64_t key, uint64_t *value)
+bool aq_table_take_slowly(struct aq_table *table, uint64_t key, uint64_t *value)
 {
-	struct cell *cell = key > FILLING ? find(table, key) : NULL;
+	struct aq_cell *cell = key > AQ_CELL_FILLING ? find(table, key) : NULL;
 	if (cell == NULL)
 		return false;
 	*value = __atomic_load_n(&cell->value, __ATOMIC_RELAXED);
-	return __atomic_compare_exchange_n(&cell->key, &key, GONE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+	return __atomic_compare_exchange_n(&cell->key, &key, AQ_CELL_GONE, false, __ATOMIC_ACQ_REL,
+					   __ATOMIC_RELAXED);
 }
 
 bool aq_table_get(const struct aq_table *table, uint64_t key, uint64_t *value)
 {
-	const struct cell *cell = key > FILLING ? find(table, key) : NULL;
+	const struct aq_cell *cell = key > AQ_CELL_FILLING ? find(table, key) : NULL;
 	if (cell == NULL)
 		return false;
 	*value = __atomic_load_n(&cell->value, __ATOMIC_RELAXED);
@@ -125,7 +99,7 @@ void aq_table_each(struct aq_table *table,
 	for (; segment; segment = segment->older) {
 		for (uint32_t i = 0; i < segment->cells; i++) {
 			uint64_t key = __atomic_load_n(&segment->cell[i].key, __ATOMIC_ACQUIRE);
-			if (key > FILLING)
+			if (key > AQ_CELL_FILLING)
 				visit(table, key, __atomic_load_n(&segment->cell[i].value, __ATOMIC_RELAXED),
 				      argument);
 		}

@@ -45,13 +45,16 @@ say(most=most)
 """
     watcher = box.python(code, hooked=False)
     watcher.stdout.readline()
-    racers = [box.popen(command) for command in commands]
-    outs = [p.communicate(timeout=200)[0] for p in racers]
+    # They end together: a driver may count a dead process's memory a moment longer than we do.
+    racers = [box.popen([*command, "hold"]) for command in commands]
+    outs = [p.stdout.readline() for p in racers]
     out, _ = watcher.communicate("\n", timeout=20)
+    for process in racers:
+        process.communicate("\n", timeout=60)
     refused = 0
     for process, text in zip(racers, outs, strict=True):
         assert process.returncode == 0, text
-        counts = json.loads(text.splitlines()[-1])
+        counts = json.loads(text)
         assert counts["other"] == 0, text
         refused += counts["refused"]
     return json.loads(out.splitlines()[-1])["most"], refused
