@@ -53,7 +53,7 @@ try:
     device.allocate(600*MIB, stream=stream); second = "given"
 except Exception as error:
     second = str(error)
-first.close(); device.sync()
+first.close(); stream.sync()
 third = device.allocate(600*MIB, stream=stream)
 say(second=second)
 """)
@@ -142,8 +142,9 @@ static int (*look)(const char *, void **, int, uint64_t);
 static void *find(const char *name)
 {
 	void *address = NULL;
+	void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
 	if (!look)
-		look = (int (*)(const char *, void **, int, uint64_t))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuGetProcAddress");
+		look = (int (*)(const char *, void **, int, uint64_t))dlsym(cuda, "cuGetProcAddress");
 	return look(name, &address, 11030, 0) ? NULL : address;
 }
 int engine_alloc(uint64_t *out, size_t size) { return ((int (*)(uint64_t *, size_t))find("cuMemAlloc"))(out, size); }
