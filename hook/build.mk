@@ -44,7 +44,7 @@ $(GEN)/stamp: build/symbols.json hook/symbols-class.txt $(wildcard hook/gen/*.py
 
 SOURCES := $(filter-out $(REGION_SOURCES),$(wildcard hook/src/*.c)) hook/src/account.c
 HOOK_FLAGS := $(BASE) -I$(GEN) -fno-stack-protector -fno-asynchronous-unwind-tables -fno-exceptions \
-	-ffunction-sections -fdata-sections -fno-builtin-strcmp
+	-ffunction-sections -fdata-sections -fno-tree-loop-distribute-patterns
 # Every process of a container loads this, so the loader's work counts: nothing is bound before it is called, two
 # segments instead of four, no protection to be changed afterwards (a preload is no security boundary anyway).
 HOOK_LINK := -shared -nostartfiles -Wl,--no-undefined -Wl,--as-needed -Wl,-z,lazy -Wl,-z,norelro \
@@ -52,14 +52,17 @@ HOOK_LINK := -shared -nostartfiles -Wl,--no-undefined -Wl,--as-needed -Wl,-z,laz
 	-Wl,--build-id -Wl,-soname,libvgpu.so -Wl,--version-script=$(GEN)/exports-$(MACHINE).map
 OBJCOPY ?= objcopy
 
-# $(call build,NAME,FOLDER,FLAGS)
+# What a sanitizer itself calls while it starts; and with -nostartfiles its own start of the library is left out.
+EARLY := entry lookup objects resolve sigbus
+
+# $(call build,NAME,FOLDER,FLAGS,SANITIZER)
 define build
 $(2)_OBJECTS := $(patsubst hook/src/%.c,$(B)/obj/$(2)/%.o,$(SOURCES)) $(B)/obj/$(2)/entry.o $(B)/obj/$(2)/names.o \
 	$(B)/obj/$(2)/wrappers.o
 $(B)/obj/$(2)/%.o: hook/src/%.c $(HEADERS) $(GEN)/stamp hook/build.mk
 	@mkdir -p $$(@D)
 	@echo "cc $$< ($(2))"
-	@$(CC) $(HOOK_FLAGS) $(CFLAGS) $(3) -c -o $$@ $$<
+	@$(CC) $(HOOK_FLAGS) $(CFLAGS) $(3) $$(if $$(filter $(EARLY),$$*),,$(4)) -c -o $$@ $$<
 $(B)/obj/$(2)/%.o: hook/src/%.S hook/build.mk
 	@mkdir -p $$(@D)
 	$(CC) -c -o $$@ $$<
@@ -72,7 +75,7 @@ $(B)/obj/$(2)/wrappers.o: $(GEN)/stamp
 $(1): $$($(2)_OBJECTS)
 	@mkdir -p $$(@D)
 	@echo "ld $$@"
-	@$(CC) $(HOOK_LINK) -o $$@.tmp $$($(2)_OBJECTS)
+	@$(CC) $(HOOK_LINK) $(4) -o $$@.tmp $$($(2)_OBJECTS)
 	$(OBJCOPY) --only-keep-debug $$@.tmp $$@.debug
 	$(OBJCOPY) --strip-unneeded --add-gnu-debuglink=$$@.debug $$@.tmp
 	mv $$@.tmp $$@
@@ -85,3 +88,10 @@ $(eval $(call build,$(B)/test/libvgpu-strict.so,test-strict,-DAQ_STRICT -DAQ_ROO
 
 # The same two with a root that a test can write into a copy of the file.
 test-builds: $(B)/test/libvgpu.so $(B)/test/libvgpu-strict.so
+
+# The strict one under sanitizers; their library has to be preloaded before it.
+SANITIZED := -DAQ_STRICT -DAQ_ROOT_PATCHABLE -O1 -fno-omit-frame-pointer
+$(eval $(call build,$(B)/test/asan/libvgpu-strict.so,test-asan,$(SANITIZED),-fsanitize=address -fsanitize=undefined))
+$(eval $(call build,$(B)/test/tsan/libvgpu-strict.so,test-tsan,$(SANITIZED),-fsanitize=thread))
+.PHONY: sanitized-builds
+sanitized-builds: $(B)/test/asan/libvgpu-strict.so $(B)/test/tsan/libvgpu-strict.so

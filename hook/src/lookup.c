@@ -4,8 +4,6 @@
  */
 #include "lookup.h"
 
-#include <string.h>
-
 const struct aq_name_cell *aq_lookup(const char *name)
 {
 	/* Every name begins "cu" + capital or "nvml"; almost everything a program looks up ends here. */
@@ -21,7 +19,7 @@ const struct aq_name_cell *aq_lookup(const char *name)
 	uint32_t displacement = aq_name_displacement[hash & (AQ_NAME_BUCKETS - 1)];
 	uint32_t place = ((hash ^ (displacement * 0x9e3779b1u)) * 0x85ebca6bu) >> (32 - AQ_NAME_CELL_BITS);
 	const struct aq_name_cell *cell = &aq_name_cell[place];
-	if (cell->name == 0 || strcmp(aq_name_text + cell->name - 1, name) != 0)
+	if (cell->name == 0 || !aq_same_text(aq_name_text + cell->name - 1, name))
 		return NULL;
 	return cell;
 }

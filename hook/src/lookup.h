@@ -6,6 +6,7 @@
 #ifndef ALIQUOT_LOOKUP_H
 #define ALIQUOT_LOOKUP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -38,6 +39,16 @@ static inline void *aq_wrapper(unsigned number)
 {
 	const int32_t *cell = &aq_wrapper_offset[number];
 	return (void *)((intptr_t)cell + *cell);
+}
+
+/* Compares without libc: whoever looks up may be a library that stands in front of strcmp itself. */
+static inline bool aq_same_text(const char *one, const char *other)
+{
+	while (*one && *one == *other) {
+		one++;
+		other++;
+	}
+	return *one == *other;
 }
 
 /* NULL: not a name of ours. */

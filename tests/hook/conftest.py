@@ -127,19 +127,22 @@ class Box:
         self.root.mkdir()
         self.node = Node()
         self.slots: dict[str, GrantSlot] = {}
-        source = (HOOK / "test" / library).read_bytes()
-        place = source.index(MARK)
-        path = str(self.root).encode()
-        assert len(path) < 250
-        patched = source[:place] + path.ljust(256, b"\0") + source[place + 256 :]
-        self.library = folder / library
-        self.library.write_bytes(patched)
-        self.library.chmod(0o755)
+        self.library = folder / Path(library).name
+        self.install(HOOK / "test" / library)
         self.driver = driver
         self.config = config
         self.env = {"LD_LIBRARY_PATH": str(driver), "PATH": os.environ["PATH"], "PYTHONPATH": str(PROGRAMS)}
         if config:
             self.env["FAKEGPU_CONFIG"] = str(config)
+
+    def install(self, build: Path) -> None:
+        """Puts a copy of a test build, with this container's root in it, where `library` is."""
+        source = build.read_bytes()
+        place = source.index(MARK)
+        path = str(self.root).encode()
+        assert len(path) < 250
+        self.library.write_bytes(source[:place] + path.ljust(256, b"\0") + source[place + 256 :])
+        self.library.chmod(0o755)
 
     def grant(self, name: str, uuid: str, memory: int, **more: int) -> None:
         slot = GrantSlot(memory_limit=memory, uuid=uuid.encode(), name=name.encode(), **more)
