@@ -42,7 +42,7 @@ demo: venv hook fakegpu ## Two pods share one (fake) card on a real Kubernetes; 
 .PHONY: test
 test: venv hook fakegpu ## The tests: pure ones, the C libraries, and one real control plane (about 5 minutes warm)
 	@$(PY) e2e/tools/build.py control-plane --minor $(MINOR)
-	$(PYTEST) tests --ignore=tests/e2e $(PYTEST_ARGS)
+	$(PYTEST) tests --ignore=tests/e2e -n 2 --dist loadfile $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(PY) tests/kube/run_other_client.py -q)
 
 .PHONY: test-hook

@@ -141,6 +141,7 @@ def rig_on(tmp_path_factory, control_plane_of, new_namespace, make, request):
 
 def _rig(tmp_path_factory, plane, namespace, make, request):
     folders = dra_rig.NodeFolders(tmp_path_factory.mktemp("node"), namespace, plane.kubeconfig)
+    request.addfinalizer(folders.close)
     cluster = dra_rig.Cluster(plane.api, namespace, namespace)
     cluster.add_node()
     kubelet = dra_rig.Kubelet(folders)

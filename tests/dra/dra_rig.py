@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -73,7 +74,9 @@ class NodeFolders:
         self.root = root
         self.name = name
         self.kubeconfig = kubeconfig
-        self.kubelet = root / "kubelet"
+        # Not below `root`: a socket's path may have 107 bytes, and pytest's folders alone can be that long.
+        self._short = tempfile.TemporaryDirectory(prefix="node-", dir="/tmp")
+        self.kubelet = Path(self._short.name) / "kubelet"
         (self.kubelet / "plugins_registry").mkdir(parents=True)
         self.driver = root / "driver"
         libraries = self.driver / "usr/lib/x86_64-linux-gnu"
@@ -89,6 +92,9 @@ class NodeFolders:
         shutil.copy(ROOT / "build/hook/libaliquot-region.so", self.hook)
         (self.hook / "libvgpu-strict.so").write_bytes(shared_object("libvgpu.so"))
         self.cdi, self.state, self.run = root / "cdi", root / "state", root / "run"
+
+    def close(self) -> None:
+        self._short.cleanup()
 
     def arguments(self, *more: str) -> list[str]:
         """Flags of the driver on this node."""
