@@ -53,7 +53,7 @@ struct aq_grant_slot {
 	uint64_t generation; /* equals the selector that names this slot; slot index = generation & 1 */
 	uint64_t memory_limit; /* bytes; 0 = no memory limit (an explicit whole card) */
 	uint64_t physical_memory; /* bytes of the card; 0 = unknown */
-	uint64_t context_overhead; /* bytes one process's context takes; 0 = the hook measures it */
+	uint64_t context_overhead; /* bytes one process's context takes; 0 = not known: the node adds what it observes */
 	uint32_t core_percent; /* 1..100; 0 = no compute limit */
 	uint32_t core_policy; /* enum aq_core_policy */
 	uint32_t priority; /* HAMi's CUDA_TASK_PRIORITY: 0 high, 1 low */
@@ -139,7 +139,8 @@ struct aq_usage_slot {
 	uint64_t spilled_bytes; /* oversubscription: the part of the charge that lies in managed memory */
 	uint64_t launches; /* statistics, not exact under concurrency */
 	uint64_t device_ns; /* device time charged to this process */
-	uint8_t reserved[AQ_USAGE_SLOT_SIZE - 64];
+	uint64_t observed_bytes; /* the part of the charge that the node added (aq_usage_observe) */
+	uint8_t reserved[AQ_USAGE_SLOT_SIZE - 72];
 };
 
 /* The compute bucket of the share; all its processes draw from it (see hook/src/limiter.c). */

@@ -89,6 +89,7 @@ static bool take(const struct aq_account *account, uint32_t index, uint64_t old,
 	__atomic_store_n(&slot->spilled_bytes, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&slot->launches, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&slot->device_ns, 0, __ATOMIC_RELAXED);
+	__atomic_store_n(&slot->observed_bytes, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&slot->pidns, pidns, __ATOMIC_SEQ_CST);
 	return aq_step_swap(&slot->owner, &claiming, owner);
 }

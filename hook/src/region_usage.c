@@ -232,3 +232,53 @@ AQ_EXPORT int aq_usage_set_host_pid(const char *path, uint32_t index, uint64_t o
 	struct slot_request request = {.index = index, .owner = owner, .host_pid = host_pid};
 	return slot_call(path, set_host_pid_mapped, &request);
 }
+
+struct observation {
+	size_t length;
+	uint32_t index;
+	uint64_t owner;
+	uint64_t charged;
+	uint64_t driver;
+};
+
+static int observe_mapped(void *map, void *argument)
+{
+	const struct observation *seen = argument;
+	struct aq_account account;
+	int rc = aq_account_bind(&account, map, seen->length);
+	if (rc < 0)
+		return rc;
+	if (seen->index >= account.slot_count)
+		return -ERANGE;
+	struct aq_usage_slot *slot = aq_account_slot(&account, seen->index);
+	if (__atomic_load_n(&slot->owner, __ATOMIC_SEQ_CST) != seen->owner)
+		return -ESRCH;
+	uint64_t units = aq_word_units(__atomic_load_n(&slot->charge, __ATOMIC_SEQ_CST));
+	if (units != seen->charged >> AQ_UNIT_SHIFT)
+		return -EAGAIN;
+	/* A tenant may have written anything here; more than the charge it cannot be. */
+	uint64_t added = __atomic_load_n(&slot->observed_bytes, __ATOMIC_SEQ_CST) >> AQ_UNIT_SHIFT;
+	added = added < units ? added : units;
+	uint64_t own = units - added, driver = aq_units_of(seen->driver);
+	uint64_t wanted = driver > own ? driver - own : 0;
+	if (wanted > added)
+		rc = aq_account_reserve(&account, slot, wanted - added, AQ_UNLIMITED);
+	else if (wanted < added)
+		aq_account_release(&account, slot, added - wanted);
+	if (rc == 0)
+		__atomic_store_n(&slot->observed_bytes, wanted << AQ_UNIT_SHIFT, __ATOMIC_SEQ_CST);
+	return rc;
+}
+
+AQ_EXPORT int aq_usage_observe(const char *path, uint32_t index, uint64_t owner, uint64_t charged_bytes,
+			       uint64_t driver_bytes)
+{
+	struct aq_region_map view;
+	int rc = aq_region_open(&view, path, AQ_USAGE_FILE_SIZE, 1);
+	if (rc < 0)
+		return rc;
+	struct observation seen = {view.length, index, owner, charged_bytes, driver_bytes};
+	rc = aq_guarded(observe_mapped, view.map, &seen);
+	aq_region_close(&view);
+	return rc;
+}

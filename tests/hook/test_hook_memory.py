@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 
 import pytest
@@ -555,3 +557,40 @@ say(rc=rc, used=nvml()[2], free=info()[0])
     assert got["rc"][0] == 2
     assert got["used"] == 0
     assert got["free"] == 4 * GIB, "free shows what nobody can get"
+
+
+def test_b143_what_the_driver_sees_beyond_our_count_is_added_by_the_node(box, node):
+    """The driver says 400 MiB where we charged 100: contexts, modules, workspaces."""
+    box.grant("a", A, 512 * MIB)
+    process = box.python(
+        MORE
+        + """
+start(); rc, p = alloc(100*MIB); say(rc=rc); wait()
+say(used=used(), rc=alloc(200*MIB)[0], fits=alloc(112*MIB)[0]); wait()
+say(free=free(p), used=used()); wait(); say(used=used()); wait()
+"""
+    )
+
+    def step() -> dict:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    def observe(charged: int, driver: int) -> int:
+        raw = box.region("a").read_bytes()
+        owner = int.from_bytes(raw[4096:4104], "little")
+        call = node.lib.aq_usage_observe
+        call.argtypes = [ctypes.c_char_p, ctypes.c_uint32, *[ctypes.c_uint64] * 3]
+        return call(str(box.region("a")).encode(), 0, owner, charged, driver)
+
+    assert json.loads(process.stdout.readline()) == {"rc": 0}
+    assert observe(50 * MIB, 400 * MIB) == -errno.EAGAIN, "two figures of different moments"
+    assert observe(100 * MIB, 400 * MIB) == 0
+    assert step() == {"used": 400 * MIB, "rc": 2, "fits": 0}
+    assert observe(512 * MIB, 500 * MIB) == 0  # the driver says a little less now
+    assert step() == {"free": 0, "used": 400 * MIB}
+    assert observe(400 * MIB, 0) == 0
+    assert step() == {"used": 112 * MIB}
+    process.kill()
+    process.communicate()
+    assert box.run("start()\nsay(used=used())").last == {"used": 0}

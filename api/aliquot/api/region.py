@@ -147,6 +147,7 @@ USAGE_SLOT: Final = Layout(
         "spilled_bytes": (40, "Q"),
         "launches": (48, "Q"),
         "device_ns": (56, "Q"),
+        "observed_bytes": (64, "Q"),
     },
 )
 USAGE_BUCKET: Final = Layout(
