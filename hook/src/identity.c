@@ -24,8 +24,8 @@
 #endif
 
 extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *dso);
-extern void *__dso_handle __attribute__((visibility("hidden")));
-void *__dso_handle = &__dso_handle;
+/* What start files would bring; they bring constructors too. */
+void *__dso_handle __attribute__((weak, visibility("hidden"))) = &__dso_handle;
 
 struct aq_process *aq_process_word;
 
