@@ -43,14 +43,19 @@ $(GEN)/stamp: build/symbols.json hook/symbols-class.txt $(wildcard hook/gen/*.py
 # One object per source and build; no start files (they bring constructors), nothing but libc, every name closed.
 
 SOURCES := $(filter-out $(REGION_SOURCES),$(wildcard hook/src/*.c)) hook/src/account.c
-HOOK_FLAGS := $(BASE) -I$(GEN) -fno-stack-protector -fno-asynchronous-unwind-tables -fno-exceptions \
+HOOK_FLAGS := $(BASE) -I$(GEN) -fno-stack-protector -fno-asynchronous-unwind-tables -fno-unwind-tables -fno-exceptions \
 	-ffunction-sections -fdata-sections -fno-tree-loop-distribute-patterns
+# libgcc's choice between two kinds of atomics would be made in a constructor.
+HOOK_FLAGS += $(if $(filter aarch64,$(MACHINE)),-mno-outline-atomics)
 # Every process of a container loads this, so the loader's work counts: nothing is bound before it is called, two
 # segments instead of four, no protection to be changed afterwards (a preload is no security boundary anyway).
 HOOK_LINK := -shared -nostartfiles -Wl,--no-undefined -Wl,--as-needed -Wl,-z,lazy -Wl,-z,norelro \
 	-Wl,-z,noseparate-code -Wl,-z,noexecstack -Wl,--gc-sections -Wl,-Bsymbolic -Wl,--hash-style=gnu \
 	-Wl,--build-id -Wl,-soname,libvgpu.so -Wl,--version-script=$(GEN)/exports-$(MACHINE).map
 OBJCOPY ?= objcopy
+
+# What stands on a path that programs take often; the rest is built for size.
+HOT := launch limiter limiter_bucket limiter_key lookup memory_linear nvml_memory place query resolve table
 
 # What a sanitizer itself calls while it starts; and with -nostartfiles its own start of the library is left out.
 EARLY := entry lookup objects resolve sigbus
@@ -62,7 +67,7 @@ $(2)_OBJECTS := $(patsubst hook/src/%.c,$(B)/obj/$(2)/%.o,$(SOURCES)) $(B)/obj/$
 $(B)/obj/$(2)/%.o: hook/src/%.c $(HEADERS) $(GEN)/stamp hook/build.mk
 	@mkdir -p $$(@D)
 	@echo "cc $$< ($(2))"
-	@$(CC) $(HOOK_FLAGS) $(CFLAGS) $(3) $$(if $$(filter $(EARLY),$$*),,$(4)) -c -o $$@ $$<
+	@$(CC) $(HOOK_FLAGS) $(CFLAGS) $$(if $$(filter $(HOT),$$*),,-Os) $(3) $$(if $$(filter $(EARLY),$$*),,$(4)) -c -o $$@ $$<
 $(B)/obj/$(2)/%.o: hook/src/%.S hook/build.mk
 	@mkdir -p $$(@D)
 	$(CC) -c -o $$@ $$<
@@ -95,3 +100,10 @@ $(eval $(call build,$(B)/test/asan/libvgpu-strict.so,test-asan,$(SANITIZED),-fsa
 $(eval $(call build,$(B)/test/tsan/libvgpu-strict.so,test-tsan,$(SANITIZED),-fsanitize=thread))
 .PHONY: sanitized-builds
 sanitized-builds: $(B)/test/asan/libvgpu-strict.so $(B)/test/tsan/libvgpu-strict.so
+
+# For arm64, by a cross compiler.
+.PHONY: arm64
+arm64:
+	$(MAKE) --no-print-directory -f hook/build.mk B=build/hook-arm64 CC=aarch64-linux-gnu-gcc OBJCOPY=aarch64-linux-gnu-objcopy \
+		build/hook-arm64/libvgpu.so build/hook-arm64/libvgpu-strict.so build/hook-arm64/libaliquot-region.so \
+		build/hook-arm64/test/libvgpu-strict.so

@@ -21,15 +21,10 @@
 
 /* ---- which card a context is on ---------------------------------------------------------------- */
 
-static unsigned home_of(CUcontext handle)
-{
-	return (unsigned)(((uintptr_t)handle >> 4) * 0x9e3779b1u >> 8) & (AQ_MAX_CONTEXTS - 1);
-}
-
-static struct aq_context *look(CUcontext handle)
+struct aq_context *aq_context_look(CUcontext handle)
 {
 	struct aq_context *all = aq_process()->context;
-	unsigned home = home_of(handle);
+	unsigned home = aq_context_home(handle);
 	for (unsigned i = 0; i < 8; i++) {
 		struct aq_context *context = &all[(home + i) & (AQ_MAX_CONTEXTS - 1)];
 		if (__atomic_load_n(&context->handle, __ATOMIC_ACQUIRE) == handle)
@@ -41,9 +36,9 @@ static struct aq_context *look(CUcontext handle)
 struct aq_context *aq_context_enter(CUcontext handle, CUdevice ordinal, bool counted)
 {
 	struct aq_process *process = aq_process();
-	unsigned home = home_of(handle);
+	unsigned home = aq_context_home(handle);
 	aq_lock(&process->claiming);
-	struct aq_context *found = look(handle);
+	struct aq_context *found = aq_context_look(handle);
 	for (unsigned i = 0; i < 8 && !found; i++) {
 		struct aq_context *context = &process->context[(home + i) & (AQ_MAX_CONTEXTS - 1)];
 		if (context->handle)
@@ -71,7 +66,7 @@ static void leave(struct aq_context *context)
 
 unsigned aq_context_find(CUcontext handle, CUdevice *ordinal, int *card)
 {
-	const struct aq_context *context = look(handle);
+	const struct aq_context *context = aq_context_look(handle);
 	if (__builtin_expect(context == NULL, 0)) {
 		/* Made in a way that we did not see. */
 		if (REAL(cuCtxGetDevice)(ordinal) != CUDA_SUCCESS) {
@@ -86,57 +81,6 @@ unsigned aq_context_find(CUcontext handle, CUdevice *ordinal, int *card)
 	*ordinal = context->ordinal;
 	*card = context->card;
 	return (unsigned)(context - aq_process()->context);
-}
-
-enum aq_verdict aq_place_device(CUdevice ordinal, struct aq_place *place)
-{
-	if (!aq_active())
-		return AQ_PASS;
-	int card = aq_card_of_ordinal(ordinal);
-	place->ordinal = ordinal;
-	place->context = AQ_NO_CONTEXT;
-	if (card == AQ_NO_CARD)
-		return aq_refuses(ordinal) ? AQ_REFUSE : AQ_PASS;
-	place->card = (unsigned)card;
-	return AQ_CHARGE;
-}
-
-enum aq_verdict aq_place_here(struct aq_place *place)
-{
-	CUcontext current = NULL;
-	int card;
-	if (!aq_active() || REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current == NULL)
-		return AQ_PASS;
-	const struct aq_context *all = aq_process()->context;
-	unsigned home = home_of(current);
-	if (__builtin_expect(__atomic_load_n(&all[home].handle, __ATOMIC_ACQUIRE) == current, 1)) {
-		place->context = home;
-		place->ordinal = all[home].ordinal;
-		card = all[home].card;
-	} else {
-		place->context = aq_context_find(current, &place->ordinal, &card);
-	}
-	if (card == AQ_NO_CARD)
-		return aq_refuses(place->ordinal) ? AQ_REFUSE : AQ_PASS;
-	place->card = (unsigned)card;
-	return AQ_CHARGE;
-}
-
-enum aq_verdict aq_place_stream(CUstream stream, struct aq_place *place)
-{
-	CUcontext own = NULL, current = NULL;
-	/* 0 is the default stream, 1 and 2 name the legacy one and the thread's own. */
-	if ((uintptr_t)stream <= 2 || !aq_active() || REAL(cuStreamGetCtx)(stream, &own) != CUDA_SUCCESS ||
-	    own == NULL || REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || own == current)
-		return aq_place_here(place);
-	const struct aq_context *context = look(own);
-	if (context)
-		return aq_place_device(context->ordinal, place);
-	if (REAL(cuCtxPushCurrent_v2)(own) != CUDA_SUCCESS)
-		return AQ_PASS;
-	enum aq_verdict verdict = aq_place_here(place);
-	REAL(cuCtxPopCurrent_v2)(&current);
-	return verdict;
 }
 
 /* ---- what having a context costs --------------------------------------------------------------- */
@@ -291,7 +235,7 @@ CREATE(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice devic
 
 static CUresult destroyed(CUresult result, CUcontext handle)
 {
-	struct aq_context *context = result == CUDA_SUCCESS && handle ? look(handle) : NULL;
+	struct aq_context *context = result == CUDA_SUCCESS && handle ? aq_context_look(handle) : NULL;
 	if (context)
 		aq_context_gone(context);
 	return result;
@@ -310,7 +254,7 @@ HOOK(CUresult, cuCtxDestroy_v2, (CUcontext context))
 HOOK(CUresult, cuCtxAttach, (CUcontext * context, unsigned flags))
 {
 	CUresult result = REAL(cuCtxAttach)(context, flags);
-	struct aq_context *known = result == CUDA_SUCCESS && context ? look(*context) : NULL;
+	struct aq_context *known = result == CUDA_SUCCESS && context ? aq_context_look(*context) : NULL;
 	if (known)
 		__atomic_fetch_add(&known->attached, 1, __ATOMIC_RELAXED);
 	return result;
@@ -319,7 +263,7 @@ HOOK(CUresult, cuCtxAttach, (CUcontext * context, unsigned flags))
 HOOK(CUresult, cuCtxDetach, (CUcontext context))
 {
 	CUresult result = REAL(cuCtxDetach)(context);
-	struct aq_context *known = result == CUDA_SUCCESS && context ? look(context) : NULL;
+	struct aq_context *known = result == CUDA_SUCCESS && context ? aq_context_look(context) : NULL;
 	if (known && __atomic_load_n(&known->attached, __ATOMIC_RELAXED) > 0)
 		__atomic_fetch_sub(&known->attached, 1, __ATOMIC_RELAXED);
 	else if (known)

@@ -7,6 +7,14 @@
 
 #include "process.h"
 
+static inline unsigned aq_context_home(CUcontext handle)
+{
+	return (unsigned)(((uintptr_t)handle >> 4) * 0x9e3779b1u >> 8) & (AQ_MAX_CONTEXTS - 1);
+}
+
+/* The record of a context; NULL: not known. */
+struct aq_context *aq_context_look(CUcontext handle);
+
 /* Place of a context in aq_process()->context, entered if it was not known; AQ_NO_CONTEXT when it cannot be
  * told. `ordinal` and `card` get what is known of it. */
 unsigned aq_context_find(CUcontext handle, CUdevice *ordinal, int *card);
