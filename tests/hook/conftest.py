@@ -30,13 +30,16 @@ GIB, MIB = 1 << 30, 1 << 20
 @pytest.fixture(scope="session")
 def hook_builds() -> Path:
     """The test builds, made if they are not there or old."""
-    subprocess.run(
-        ["make", "-s", "-j2", "-f", "hook/build.mk", "all", "test-builds", f"PY={sys.executable}"],
-        cwd=ROOT,
-        check=True,
-        timeout=300,
-    )
+    make_hook("all", "test-builds")
     return HOOK
+
+
+def make_hook(*targets: str) -> None:
+    """Build under the lock that `make hook` takes: tests that run side by side must not build into each other."""
+    lock = ROOT / "build" / "locks" / "hook"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    command = ["flock", str(lock), "make", "-s", "-j2", "-f", "hook/build.mk", *targets, f"PY={sys.executable}"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
 
 
 @pytest.fixture(scope="session")

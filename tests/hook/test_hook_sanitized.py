@@ -20,8 +20,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture(scope="module")
 def sanitized(hook_builds):
-    command = ["make", "-s", "-j2", "-f", "hook/build.mk", "sanitized-builds", f"PY={sys.executable}"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    lock = str(ROOT / "build" / "locks" / "hook")  # as hook_builds does
+    command = ["flock", lock, "make", "-s", "-j2", "-f", "hook/build.mk", "sanitized-builds", f"PY={sys.executable}"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
     return hook_builds / "test"
 
 
