@@ -38,12 +38,16 @@ class Variant:
     gates: dict[str, bool] = field(default_factory=dict)
     shares: bool = True
     """The API server keeps consumable capacity; without it the driver offers slots."""
+    cards_a_node: int = 2
+    """How many of a node's two cards the scheduler can fill."""
 
 
 VARIANTS = [
     Variant("1.36", "1.36"),
     Variant("1.37", "1.37"),
-    Variant("1.34-sharing", "1.34", dict(DRA_SHARING_GATES)),
+    # Its allocator looks at the capacity of the first device of a slice, whichever it is about to give away, so that
+    # nothing more is given away of a slice when its first card is full.
+    Variant("1.34-sharing", "1.34", dict(DRA_SHARING_GATES), cards_a_node=1),
     Variant("1.34-slots", "1.34", shares=False),
 ]
 # Two slots of 12 GiB on a card of 24 GiB, so that a claim of 10 GiB fits twice and no third time in either mode.
@@ -52,6 +56,7 @@ NODE_CONFIG = {"defaults": {"mode": "auto", "slots": 2}}
 _numbers = itertools.count(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     """Each variant is one group (`-n 4 --dist loadgroup` runs them side by side); what a variant lacks is left out."""
     kept, dropped = [], []

@@ -47,7 +47,7 @@ def test_wrong_parameters_are_told_in_the_pods_events_and_harm_nobody(stage, par
 
 def test_twenty_pods_at_once_on_two_nodes(cluster, stage, variant):
     if variant.shares:
-        count, size, each = 20, "4Gi", 4 * GIB
+        count, size, each = min(20, 12 * variant.cards_a_node), "4Gi", 4 * GIB
     else:
         count, size, each = 8, "10Gi", 12 * GIB  # two slots on each of four cards
     names = [f"p{n:02}" for n in range(count)]
