@@ -53,7 +53,8 @@ struct aq_grant_slot {
 	uint64_t generation; /* equals the selector that names this slot; slot index = generation & 1 */
 	uint64_t memory_limit; /* bytes; 0 = no memory limit (an explicit whole card) */
 	uint64_t physical_memory; /* bytes of the card; 0 = unknown */
-	uint64_t context_overhead; /* bytes one process's context takes; 0 = not known: the node adds what it observes */
+	uint64_t context_overhead; /* bytes one process's context takes; 0 = not known: the node adds what it
+				      observes */
 	uint32_t core_percent; /* 1..100; 0 = no compute limit */
 	uint32_t core_policy; /* enum aq_core_policy */
 	uint32_t priority; /* HAMi's CUDA_TASK_PRIORITY: 0 high, 1 low */

@@ -80,12 +80,13 @@ int aq_usage_settle(const char *path, const uint64_t *dead, size_t dead_count,
  * whom is dead; the account is left to aq_usage_settle. */
 int aq_usage_reap(const char *path, uint32_t index, uint64_t owner);
 
-/* Makes the charge of a process what the driver says it has, where that is more than it was charged with: context,
- * modules, and whatever no hook sees. `charged_bytes` is `used_bytes` as aq_usage_read gave it before the driver was
- * asked; when it has changed since, nothing is done (-EAGAIN), for the two figures belong to different moments. What
- * this adds may pass the limit; then new memory is refused until it fits again. Comes off again when the driver says
- * less, and with the process. */
-int aq_usage_observe(const char *path, uint32_t index, uint64_t owner, uint64_t charged_bytes, uint64_t driver_bytes);
+/* Makes the charge of a process what the driver says it has, where that is more than it was charged with:
+ * context, modules, and whatever no hook sees. `charged_bytes` is `used_bytes` as aq_usage_read gave it
+ * before the driver was asked; when it has changed since, nothing is done (-EAGAIN), for the two figures
+ * belong to different moments. What this adds may pass the limit; then new memory is refused until it fits
+ * again. Comes off again when the driver says less, and with the process. */
+int aq_usage_observe(const char *path, uint32_t index, uint64_t owner, uint64_t charged_bytes,
+		     uint64_t driver_bytes);
 
 /* Tells the owner of slot `index` its PID on the host (only if `owner` still holds the slot). */
 int aq_usage_set_host_pid(const char *path, uint32_t index, uint64_t owner, uint64_t host_pid);
