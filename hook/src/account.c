@@ -99,7 +99,8 @@ int aq_account_claim(const struct aq_account *account, uint32_t pid, uint64_t st
 {
 	uint32_t used = aq_account_used_slots(account);
 	uint64_t plain = owner_word(pid, start, 0);
-	for (uint32_t i = 0; i < used; i++) {
+	/* Who cannot name its namespace cannot know its own slot either. */
+	for (uint32_t i = 0; pidns != 0 && i < used; i++) {
 		struct aq_usage_slot *slot = aq_account_slot(account, i);
 		uint64_t old = aq_step_load(&slot->owner);
 		if (old == 0 || !same_process(old, plain) || aq_step_load(&slot->pidns) != pidns)

@@ -11,11 +11,10 @@
 #include <errno.h>
 
 #include "charge.h"
+#include "context_end.h"
 #include "entry.h"
-#include "limiter.h"
 #include "lock.h"
 #include "place.h"
-#include "pool.h"
 #include "resolve.h"
 #include "say.h"
 
@@ -54,14 +53,6 @@ struct aq_context *aq_context_enter(CUcontext handle, CUdevice ordinal, bool cou
 		found->counted = 1;
 	aq_unlock(&process->claiming);
 	return found;
-}
-
-static void leave(struct aq_context *context)
-{
-	struct aq_process *process = aq_process();
-	aq_lock(&process->claiming);
-	__atomic_store_n(&context->handle, NULL, __ATOMIC_RELEASE);
-	aq_unlock(&process->claiming);
 }
 
 unsigned aq_context_find(CUcontext handle, CUdevice *ordinal, int *card)
@@ -179,35 +170,6 @@ static CUresult end(CUresult result, const CUcontext *handle, CUdevice ordinal, 
 	return result;
 }
 
-struct loss {
-	unsigned context;
-};
-
-static void lose(struct aq_table *table, uint64_t key, uint64_t entry, void *argument)
-{
-	const struct loss *loss = argument;
-	if (aq_entry_context(entry) == loss->context && aq_table_take(table, key, &entry))
-		aq_uncharge_entry(entry);
-}
-
-/* The context is no more, and with it what was allocated in it. */
-void aq_context_gone(struct aq_context *context)
-{
-	struct aq_process *process = aq_process();
-	struct loss loss = {(unsigned)(context - process->context)};
-	int card = context->card;
-	bool counted = context->counted != 0;
-	aq_limiter_context_gone(context->handle);
-	aq_table_each(&process->addresses, lose, &loss);
-	aq_table_each(&process->arrays, lose, &loss);
-	leave(context);
-	if (card != AQ_NO_CARD) {
-		aq_pools_sync((unsigned)card);
-		if (counted)
-			aq_context_count_out((unsigned)card);
-	}
-}
-
 #define CREATE(name, parameters, arguments, handle, ordinal)                                               \
 	HOOK(CUresult, name, parameters)                                                                   \
 	{                                                                                                  \
@@ -233,28 +195,32 @@ CREATE(cuVDPAUCtxCreate, (CUcontext * context, unsigned flags, CUdevice device, 
 CREATE(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device, uint32_t vdpau, void *get),
        (context, flags, device, vdpau, get), context, device)
 
-static CUresult destroyed(CUresult result, CUcontext handle)
+static CUresult destroy(__typeof__(&hook_cuCtxDestroy) real, CUcontext handle)
 {
-	struct aq_context *context = result == CUDA_SUCCESS && handle ? aq_context_look(handle) : NULL;
+	struct aq_ending ending = {NULL, 0, {NULL}, {NULL}};
+	struct aq_context *context = handle ? aq_context_look(handle) : NULL;
 	if (context)
-		aq_context_gone(context);
+		aq_ending_add(&ending, context);
+	CUresult result = real(handle);
+	aq_ending_over(&ending, result == CUDA_SUCCESS);
 	return result;
 }
 
 HOOK(CUresult, cuCtxDestroy, (CUcontext context))
 {
-	return destroyed(REAL(cuCtxDestroy)(context), context);
+	return destroy(REAL(cuCtxDestroy), context);
 }
 
 HOOK(CUresult, cuCtxDestroy_v2, (CUcontext context))
 {
-	return destroyed(REAL(cuCtxDestroy_v2)(context), context);
+	return destroy(REAL(cuCtxDestroy_v2), context);
 }
 
 HOOK(CUresult, cuCtxAttach, (CUcontext * context, unsigned flags))
 {
 	CUresult result = REAL(cuCtxAttach)(context, flags);
-	struct aq_context *known = result == CUDA_SUCCESS && context ? aq_context_look(*context) : NULL;
+	struct aq_context *known =
+	    result == CUDA_SUCCESS && context && *context ? aq_context_look(*context) : NULL;
 	if (known)
 		__atomic_fetch_add(&known->attached, 1, __ATOMIC_RELAXED);
 	return result;
@@ -262,11 +228,11 @@ HOOK(CUresult, cuCtxAttach, (CUcontext * context, unsigned flags))
 
 HOOK(CUresult, cuCtxDetach, (CUcontext context))
 {
+	struct aq_context *known = context ? aq_context_look(context) : NULL;
+	if (known == NULL || __atomic_load_n(&known->attached, __ATOMIC_RELAXED) == 0)
+		return destroy(REAL(cuCtxDetach), context);
 	CUresult result = REAL(cuCtxDetach)(context);
-	struct aq_context *known = result == CUDA_SUCCESS && context ? aq_context_look(context) : NULL;
-	if (known && __atomic_load_n(&known->attached, __ATOMIC_RELAXED) > 0)
+	if (result == CUDA_SUCCESS)
 		__atomic_fetch_sub(&known->attached, 1, __ATOMIC_RELAXED);
-	else if (known)
-		aq_context_gone(known);
 	return result;
 }

@@ -29,7 +29,4 @@ struct aq_context *aq_context_enter(CUcontext handle, CUdevice ordinal, bool cou
 /* One context less on the card, or one that did not come about. */
 void aq_context_count_out(unsigned card);
 
-/* The context is no more, and with it what was allocated in it. */
-void aq_context_gone(struct aq_context *context);
-
 #endif

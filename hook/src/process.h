@@ -49,7 +49,7 @@ struct aq_process {
 	uint64_t pidns;
 	struct aq_usage_slot *slot[AQ_MAX_SHARES]; /* NULL: not claimed */
 	struct aq_context context[AQ_MAX_CONTEXTS];
-	uint32_t primary_active[AQ_MAX_ORDINALS];
+	uint32_t primary_retains[AQ_MAX_ORDINALS];
 	struct aq_process_card card[AQ_MAX_CARDS];
 	struct aq_pool pool[AQ_MAX_POOLS];
 	uint32_t pools; /* places of `pool` ever used */
@@ -59,6 +59,7 @@ struct aq_process {
 	struct aq_table handles; /* VMM handle → index of an aq_block */
 	struct aq_table mappings; /* mapped address → index of an aq_block and size */
 	struct aq_table graph_execs; /* CUgraphExec → aq_entry with the bytes its nodes allocate */
+	struct aq_table green; /* CUgreenCtx → ordinal */
 	struct aq_table nvml_devices; /* nvmlDevice_t → card + 1 */
 	struct aq_limiter *limiter; /* of the first limited launch; NULL before it */
 	void *free_blocks; /* records of memory_vmm.c */

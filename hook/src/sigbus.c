@@ -31,7 +31,10 @@ struct range {
 	size_t length;
 };
 
-static struct range ranges[AQ_MAX_SHARES];
+/* One for each share, and HAMi's region. */
+#define MOST_RANGES (AQ_MAX_SHARES + 1)
+
+static struct range ranges[MOST_RANGES];
 static uint32_t range_count;
 static int installed;
 static int lost;
@@ -59,7 +62,7 @@ static sigaction_type *libc_sigaction(void)
 static bool mend(uintptr_t address)
 {
 	uint32_t count = __atomic_load_n(&range_count, __ATOMIC_ACQUIRE);
-	for (uint32_t i = 0; i < count && i < AQ_MAX_SHARES; i++) {
+	for (uint32_t i = 0; i < count && i < MOST_RANGES; i++) {
 		if (address - ranges[i].start >= ranges[i].length)
 			continue;
 		void *empty = mmap((void *)ranges[i].start, ranges[i].length, PROT_READ | PROT_WRITE,
@@ -113,7 +116,7 @@ void aq_sigbus_guard(void *map, size_t length)
 {
 	sigaction_type *set = libc_sigaction();
 	uint32_t place = __atomic_load_n(&range_count, __ATOMIC_RELAXED);
-	if (set == NULL || place >= AQ_MAX_SHARES)
+	if (set == NULL || place >= MOST_RANGES)
 		return;
 	ranges[place] = (struct range){(uintptr_t)map, length};
 	__atomic_store_n(&range_count, place + 1, __ATOMIC_RELEASE);

@@ -56,7 +56,7 @@ def compile_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 path = folder / f"text{len(done)}.c"
                 path.write_text(source)
             out = folder / f"{len(done)}" / (name or path.stem)
-            out.parent.mkdir()
+            out.parent.mkdir(exist_ok=True)
             subprocess.run(
                 ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-o", str(out), str(path), *flags, "-ldl", "-lpthread"],
                 check=True,

@@ -594,3 +594,64 @@ say(free=free(p), used=used()); wait(); say(used=used()); wait()
     process.kill()
     process.communicate()
     assert box.run("start()\nsay(used=used())").last == {"used": 0}
+
+
+def test_context_that_the_driver_refuses_to_end_keeps_its_memory(box, cards):
+    box.grant("a", A, GIB, context_overhead=64 * MIB)
+    control = {"faults": [{"function": "cuCtxDestroy_v2", "code": 999, "count": 1}]}
+    cards.with_name("config.json.control").write_text(json.dumps(control))
+    got = box.run(
+        MORE
+        + """
+here = start(); rc, p = alloc(100*MIB); ended = call("cuCtxDestroy_v2", here)
+middle = used(); back = free(p); again = alloc(100*MIB)[0]
+say(ended=ended, middle=middle, back=back, again=again, used=used(), now=call("cuCtxDestroy_v2", here), nvml=nvml()[2])
+"""
+    ).last
+    assert got == {
+        "ended": 999, "middle": 164 * MIB, "back": 0, "again": 0, "used": 164 * MIB, "now": 0, "nvml": 0,
+    }  # fmt: skip
+
+
+def test_contexts_come_and_go_in_many_threads(run):
+    """The driver may give a thread the handle and the addresses that another thread's context just had."""
+    got = run(
+        """
+start(); bad = []
+def work(seed):
+    import random
+    chance = random.Random(seed)
+    for _ in range(150):
+        mine = context()
+        for _ in range(chance.randrange(5)):
+            rc, p = alloc(chance.choice([512, 4096, MIB]))
+            if rc: bad.append(rc)
+            if chance.random() < 0.3: bad.extend([1] if free(p) else [])
+        if call("cuCtxDestroy_v2", mine): bad.append("destroy")
+threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+[t.start() for t in threads]; [t.join() for t in threads]
+say(bad=bad, used=used(), all=[alloc(GIB - 64*MIB)[0], alloc(512)[0]])
+""",
+        context_overhead=64 * MIB,
+    )
+    assert got == {"bad": [], "used": 64 * MIB, "all": [0, 2]}
+
+
+def test_primary_context_in_many_threads(run):
+    got = run(
+        """
+init(); bad = []
+def work():
+    for _ in range(300):
+        p = c_void_p()
+        if call("cuDevicePrimaryCtxRetain", byref(p), 0): bad.append("retain"); continue
+        if call("cuDevicePrimaryCtxRelease_v2", 0): bad.append("release")
+threads = [threading.Thread(target=work) for _ in range(6)]
+[t.start() for t in threads]; [t.join() for t in threads]
+end = nvml()[2]; p = c_void_p(); call("cuDevicePrimaryCtxRetain", byref(p), 0); one = nvml()[2]
+call("cuDevicePrimaryCtxRelease_v2", 0)
+say(bad=bad, end=end, one=one, last=nvml()[2])
+""",
+        context_overhead=64 * MIB,
+    )
+    assert got == {"bad": [], "end": 0, "one": 64 * MIB, "last": 0}
