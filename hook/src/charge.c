@@ -170,6 +170,16 @@ int aq_charge_quickly(unsigned number, uint64_t units)
 	return 0;
 }
 
+void aq_charge_anyway(unsigned number, uint64_t units)
+{
+	struct aq_share *share = &aq_shares[aq_cards[number].share[0]];
+	struct aq_usage_slot *slot = aq_slot(share);
+	if (slot) {
+		aq_account_reserve(&share->account, slot, units, AQ_UNLIMITED);
+		aq_view_update(share, slot);
+	}
+}
+
 void aq_make_room(unsigned number)
 {
 	const struct aq_card *card = &aq_cards[number];

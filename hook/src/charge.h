@@ -32,6 +32,9 @@ int aq_charge_quickly(unsigned card, uint64_t units);
 
 int aq_charge_slowly(unsigned card, uint64_t units, enum aq_refusal kind);
 
+/* Charges what is there already, whatever the limit. */
+void aq_charge_anyway(unsigned card, uint64_t units);
+
 /* 0, or -ENOMEM: it would pass the limit, even after giving back what nobody holds any more; then it is
  * counted as `kind`. Waits while the share is suspended. */
 static inline int aq_charge(unsigned number, uint64_t units, enum aq_refusal kind)

@@ -18,12 +18,37 @@
 #define NODES_AT_ONCE 64u
 #define DEEPEST       8u
 
+/* Physical memory comes in steps of this. */
+#define STEP_BYTES (2ull << 20)
+
+/* What the nodes of a graph allocate together, by device. */
 struct sum {
-	uint64_t bytes;
-	CUdevice device; /* of the first node that allocates */
+	uint32_t count;
+	struct {
+		CUdevice device;
+		uint64_t bytes;
+	} of[AQ_GRAPH_DEVICES];
 };
 
 static void add_node(CUgraphNode node, struct sum *sum, unsigned depth);
+
+static void add_bytes(struct sum *sum, CUdevice device, uint64_t bytes)
+{
+	uint32_t i = 0;
+	while (i < sum->count && sum->of[i].device != device)
+		i++;
+	if (i == AQ_GRAPH_DEVICES)
+		i--; /* more devices than anybody has in one graph: too much is charged on the last */
+	if (i == sum->count) {
+		sum->of[sum->count].device = device;
+		sum->of[sum->count++].bytes = 0;
+	}
+	/* The allocator's own unit, node by node. */
+	bytes = aq_units_of(bytes) << AQ_UNIT_SHIFT;
+	sum->of[i].bytes = sum->of[i].bytes > UINT64_MAX / 2 || bytes > UINT64_MAX / 2
+			       ? UINT64_MAX / 2
+			       : sum->of[i].bytes + bytes;
+}
 
 static void add_graph(CUgraph graph, struct sum *sum, unsigned depth)
 {
@@ -59,44 +84,55 @@ static void add_node(CUgraphNode node, struct sum *sum, unsigned depth)
 		return;
 	if (params.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return;
-	sum->bytes = sum->bytes > UINT64_MAX - params.bytesize ? UINT64_MAX : sum->bytes + params.bytesize;
-	if (sum->device < 0)
-		sum->device = params.poolProps.location.id;
+	add_bytes(sum, params.poolProps.location.id, params.bytesize);
 }
 
 /* Marks an entry whose graph gives back at each launch what the one before took. */
 #define AUTO_FREE (1ull << 50)
 
+static struct aq_pool *graph_pool(unsigned card, CUdevice device)
+{
+	struct aq_pool *pool = &aq_process()->card[card].graph;
+	pool->card = (int16_t)card;
+	pool->ordinal = (int16_t)device;
+	return pool;
+}
+
+/* Handles are addresses of aligned things, so the parts of one graph stand under that and the next few
+ * numbers. */
+static uint64_t key_of(CUgraphExec exec, uint32_t part)
+{
+	return (uintptr_t)exec + part;
+}
+
 static void note(CUgraphExec exec, CUgraph graph, cuuint64_t flags)
 {
-	struct sum sum = {0, -1};
+	struct aq_process *process = aq_process();
+	struct sum sum = {0};
 	struct aq_place place;
+	uint32_t parts = 0;
 	if (!aq_active())
 		return;
 	add_graph(graph, &sum, 0);
-	if (sum.bytes == 0 || aq_place_device(sum.device, &place) != AQ_CHARGE)
-		return;
-	struct aq_process *process = aq_process();
-	struct aq_pool *pool = &process->card[place.card].graph;
-	pool->card = (int16_t)place.card;
-	pool->ordinal = (int16_t)sum.device;
-	uint64_t units = aq_units_of(sum.bytes);
-	uint64_t entry =
-	    aq_entry(units < AQ_WORD_UNIT_MASK ? units : AQ_WORD_UNIT_MASK, place.card, AQ_NO_CONTEXT);
-	if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)
-		entry |= AUTO_FREE;
-	aq_table_put(&process->graph_execs, (uintptr_t)exec, entry);
-	__atomic_store_n(&process->graphs, 1, __ATOMIC_RELEASE);
+	for (uint32_t i = 0; i < sum.count; i++) {
+		if (aq_place_device(sum.of[i].device, &place) != AQ_CHARGE)
+			continue;
+		graph_pool(place.card, sum.of[i].device);
+		uint64_t units = aq_units_of(sum.of[i].bytes);
+		uint64_t entry = aq_entry(units < AQ_WORD_UNIT_MASK ? units : AQ_WORD_UNIT_MASK, place.card,
+					  AQ_NO_CONTEXT);
+		if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)
+			entry |= AUTO_FREE;
+		aq_table_put(&process->graph_execs, key_of(exec, parts++), entry);
+	}
+	if (parts > 0)
+		__atomic_store_n(&process->graphs, 1, __ATOMIC_RELEASE);
 }
 
-CUresult aq_graph_begin_slowly(CUgraphExec exec, struct aq_graph_request *request)
+/* What the device's graph memory may grow by when this is launched. */
+static uint64_t growth(const struct aq_pool *pool, uint64_t entry)
 {
-	struct aq_process *process = aq_process();
-	uint64_t entry, reserved = 0, used = 0;
-	if (!aq_table_get(&process->graph_execs, (uintptr_t)exec, &entry))
-		return CUDA_SUCCESS;
-	struct aq_pool *pool = &process->card[aq_entry_card(entry)].graph;
-	uint64_t need = aq_entry_units(entry);
+	uint64_t need = aq_entry_units(entry), reserved = 0, used = 0;
 	if (REAL(cuDeviceGetGraphMemAttribute)(pool->ordinal, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
 					       &reserved) == CUDA_SUCCESS &&
 	    REAL(cuDeviceGetGraphMemAttribute)(pool->ordinal, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) ==
@@ -106,21 +142,42 @@ CUresult aq_graph_begin_slowly(CUgraphExec exec, struct aq_graph_request *reques
 			spare = reserved >> AQ_UNIT_SHIFT;
 		need = need > spare ? need - spare : 0;
 	}
-	if (need > 0 && aq_charge((unsigned)pool->card, need, AQ_REFUSED_GRAPH) < 0)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	__atomic_add_fetch(&pool->pending, need, __ATOMIC_SEQ_CST);
-	__atomic_add_fetch(&pool->charged, need, __ATOMIC_SEQ_CST);
-	request->pool = pool;
-	request->units = need;
+	const uint64_t step = STEP_BYTES >> AQ_UNIT_SHIFT;
+	return (need + step - 1) / step * step;
+}
+
+static void give_back(const struct aq_graph_request *request)
+{
+	for (uint32_t i = 0; i < request->count; i++) {
+		__atomic_sub_fetch(&request->part[i].pool->pending, request->part[i].units, __ATOMIC_SEQ_CST);
+		aq_pool_sync(request->part[i].pool);
+	}
+}
+
+CUresult aq_graph_begin_slowly(CUgraphExec exec, struct aq_graph_request *request)
+{
+	struct aq_process *process = aq_process();
+	uint64_t entry;
+	for (uint32_t i = 0;
+	     i < AQ_GRAPH_DEVICES && aq_table_get(&process->graph_execs, key_of(exec, i), &entry); i++) {
+		struct aq_pool *pool = &process->card[aq_entry_card(entry)].graph;
+		uint64_t need = growth(pool, entry);
+		if (need > 0 && aq_charge((unsigned)pool->card, need, AQ_REFUSED_GRAPH) < 0) {
+			give_back(request);
+			request->count = 0;
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+		__atomic_add_fetch(&pool->pending, need, __ATOMIC_SEQ_CST);
+		__atomic_add_fetch(&pool->charged, need, __ATOMIC_SEQ_CST);
+		request->part[request->count].pool = pool;
+		request->part[request->count++].units = need;
+	}
 	return CUDA_SUCCESS;
 }
 
 void aq_graph_end(const struct aq_graph_request *request)
 {
-	if (request->pool == NULL)
-		return;
-	__atomic_sub_fetch(&request->pool->pending, request->units, __ATOMIC_SEQ_CST);
-	aq_pool_sync(request->pool);
+	give_back(request);
 }
 
 static CUresult instantiated(CUresult result, const CUgraphExec *exec, CUgraph graph, cuuint64_t flags)
@@ -152,22 +209,29 @@ static CUresult with_params(__typeof__(&hook_cuGraphInstantiateWithParams) real,
 			    CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
 	cuuint64_t flags = params ? params->flags : 0;
-	struct sum sum = {0, -1};
+	struct sum sum = {0};
 	struct aq_place place;
-	uint64_t units = 0;
-	if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) && aq_active()) {
+	unsigned card[AQ_GRAPH_DEVICES];
+	uint64_t units[AQ_GRAPH_DEVICES];
+	uint32_t held = 0;
+	CUresult result = CUDA_SUCCESS;
+	if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) && aq_active())
 		add_graph(graph, &sum, 0);
-		if (sum.bytes > 0 && aq_place_device(sum.device, &place) == AQ_CHARGE) {
-			units = aq_units_of(sum.bytes);
-			if (aq_charge(place.card, units, AQ_REFUSED_GRAPH) < 0)
-				return CUDA_ERROR_OUT_OF_MEMORY;
-		}
+	for (uint32_t i = 0; i < sum.count && result == CUDA_SUCCESS; i++) {
+		if (aq_place_device(sum.of[i].device, &place) != AQ_CHARGE)
+			continue;
+		units[held] = aq_units_of(sum.of[i].bytes + STEP_BYTES - 1);
+		card[held] = place.card;
+		if (aq_charge(place.card, units[held], AQ_REFUSED_GRAPH) < 0)
+			result = CUDA_ERROR_OUT_OF_MEMORY;
+		else
+			held++;
 	}
-	CUresult result = instantiated(real(exec, graph, params), exec, graph, flags);
-	if (units > 0) {
-		if (result == CUDA_SUCCESS)
-			aq_pool_sync(&aq_process()->card[place.card].graph);
-		aq_uncharge(place.card, units);
+	if (result == CUDA_SUCCESS)
+		result = instantiated(real(exec, graph, params), exec, graph, flags);
+	while (held-- > 0) {
+		aq_uncharge(card[held], units[held]);
+		aq_pools_sync(card[held]);
 	}
 	return result;
 }
@@ -209,14 +273,17 @@ HOOK(CUresult, cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream))
 HOOK(CUresult, cuGraphExecDestroy, (CUgraphExec exec))
 {
 	struct aq_process *process = aq_process();
-	uint64_t entry = 0;
-	bool ours = aq_table_take(&process->graph_execs, (uintptr_t)exec, &entry);
+	uint64_t entry[AQ_GRAPH_DEVICES];
+	uint32_t parts = 0;
+	while (parts < AQ_GRAPH_DEVICES &&
+	       aq_table_take(&process->graph_execs, key_of(exec, parts), &entry[parts]))
+		parts++;
 	CUresult result = REAL(cuGraphExecDestroy)(exec);
 	if (result == CUDA_SUCCESS)
 		aq_limiter_forget(exec);
-	if (ours && result != CUDA_SUCCESS)
-		aq_table_put(&process->graph_execs, (uintptr_t)exec, entry);
-	else if (ours)
+	for (uint32_t i = 0; i < parts && result != CUDA_SUCCESS; i++)
+		aq_table_put(&process->graph_execs, key_of(exec, i), entry[i]);
+	if (parts > 0 && result == CUDA_SUCCESS)
 		aq_pools_freed();
 	return result;
 }

@@ -7,9 +7,15 @@
 
 #include "process.h"
 
+/* A graph may allocate on several devices. */
+#define AQ_GRAPH_DEVICES 8u
+
 struct aq_graph_request {
-	struct aq_pool *pool; /* NULL: the graph has no memory of its own */
-	uint64_t units;
+	uint32_t count; /* 0: the graph has no memory of its own */
+	struct {
+		struct aq_pool *pool;
+		uint64_t units;
+	} part[AQ_GRAPH_DEVICES];
 };
 
 /* Before a graph is launched or uploaded: charges what it may add. CUDA_SUCCESS: call the driver. */
@@ -17,7 +23,7 @@ CUresult aq_graph_begin_slowly(CUgraphExec exec, struct aq_graph_request *reques
 
 static inline CUresult aq_graph_begin(CUgraphExec exec, struct aq_graph_request *request)
 {
-	request->pool = NULL;
+	request->count = 0;
 	if (__builtin_expect(__atomic_load_n(&aq_process()->graphs, __ATOMIC_RELAXED) == 0, 1))
 		return CUDA_SUCCESS;
 	return aq_graph_begin_slowly(exec, request);

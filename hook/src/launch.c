@@ -145,7 +145,7 @@ static CUresult launch_graph(__typeof__(&hook_cuGraphLaunch) real, CUgraphExec e
 	if (verdict != CUDA_SUCCESS)
 		return verdict;
 	struct aq_launch launch = {.key = exec, .stream = named};
-	if (memory.pool == NULL && quick_call(exec, 0))
+	if (memory.count == 0 && quick_call(exec, 0))
 		return real(exec, stream);
 	verdict = aq_launch_begin(&launch);
 	if (verdict == CUDA_SUCCESS) {

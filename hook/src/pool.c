@@ -171,15 +171,8 @@ int aq_pool_begin(struct aq_pool_request *request, struct aq_pool *pool, uint64_
 	return -ENOMEM;
 }
 
-int aq_pool_end(struct aq_pool_request *request)
-{
-	struct aq_pool *pool = request->pool;
-	__atomic_sub_fetch(&pool->claimed, request->claimed, __ATOMIC_SEQ_CST);
-	__atomic_sub_fetch(&pool->pending, request->charged, __ATOMIC_SEQ_CST);
-	return aq_pool_sync(pool);
-}
-
-int aq_pool_sync(struct aq_pool *pool)
+/* Makes the charge what the driver says the pool has. */
+static int adjust(struct aq_pool *pool, bool force)
 {
 	unsigned card = (unsigned)pool->card;
 	for (;;) {
@@ -192,8 +185,11 @@ int aq_pool_sync(struct aq_pool *pool)
 			return 0;
 		learn_step(pool, aq_units_of(reserved));
 		uint64_t target = aq_units_of(reserved) + pending;
-		if (target > charged && aq_charge_quickly(card, target - charged) < 0)
-			return -ENOMEM;
+		if (target > charged && aq_charge_quickly(card, target - charged) < 0) {
+			if (!force)
+				return -ENOMEM;
+			aq_charge_anyway(card, target - charged);
+		}
 		if (__atomic_compare_exchange_n(&pool->charged, &seen, target, false, __ATOMIC_SEQ_CST,
 						__ATOMIC_SEQ_CST)) {
 			if (target < charged)
@@ -203,6 +199,19 @@ int aq_pool_sync(struct aq_pool *pool)
 		if (target > charged)
 			aq_uncharge(card, target - charged);
 	}
+}
+
+int aq_pool_end(struct aq_pool_request *request)
+{
+	struct aq_pool *pool = request->pool;
+	__atomic_sub_fetch(&pool->claimed, request->claimed, __ATOMIC_SEQ_CST);
+	__atomic_sub_fetch(&pool->pending, request->charged, __ATOMIC_SEQ_CST);
+	return adjust(pool, false);
+}
+
+void aq_pool_sync(struct aq_pool *pool)
+{
+	adjust(pool, true);
 }
 
 /* A pool that the program has destroyed while memory out of it was still in use ends when that is free. */

@@ -38,8 +38,8 @@ int aq_pool_begin(struct aq_pool_request *request, struct aq_pool *pool, uint64_
  * undo. */
 int aq_pool_end(struct aq_pool_request *request);
 
-/* Makes the charge what the pool has now. -ENOMEM: it has more than the limit leaves room for. */
-int aq_pool_sync(struct aq_pool *pool);
+/* Makes the charge what the pool has now, even past the limit: it is there. */
+void aq_pool_sync(struct aq_pool *pool);
 
 /* cuMemPoolDestroy of a pool that is known. */
 CUresult aq_pool_destroy(struct aq_pool *pool);

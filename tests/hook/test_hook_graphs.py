@@ -175,3 +175,22 @@ say(codes=sorted(codes))
     )
     assert result.last == {"codes": [4]}
     assert result.err == ""
+
+
+def test_a_graph_with_memory_on_two_cards(box):
+    b = "GPU-bbbbbbbb-0000-4000-8000-00000000000b"
+    box.grant("a", A, 256 * MIB)
+    box.grant("b", b, 256 * MIB)
+    got = box.run(
+        MORE
+        + """
+context(0) if init() else None; here = context(0)
+g = graph(); one, p = alloc_node(g, 100*MIB, 0); two, q = alloc_node(g, 200*MIB, 1); e = instantiate(g)
+rc = [launch(e)]; sync(); first = [nvml(0)[2], nvml(1)[2]]
+big = graph(); alloc_node(big, 50*MIB, 0); alloc_node(big, 100*MIB, 1); rc += [launch(instantiate(big))]
+second = [nvml(0)[2], nvml(1)[2]]
+free_async(p); free_async(q); sync(); trim_graphs(0); trim_graphs(1)
+say(rc=rc, first=first, second=second, end=[nvml(0)[2], nvml(1)[2]])
+"""
+    ).last
+    assert got == {"rc": [0, 2], "first": [100 * MIB, 200 * MIB], "second": [100 * MIB, 200 * MIB], "end": [0, 0]}
