@@ -63,6 +63,7 @@ struct aq_usage_slot *aq_slot_claim(struct aq_share *share)
 
 /* Looking into what neighbours have mapped takes long, so it is done now and then only. */
 #define MAPS_EVERY_MS 250u
+#define TIDY_EVERY_MS 200u
 
 static bool time_for_maps(struct aq_process *process)
 {
@@ -94,6 +95,27 @@ void aq_share_tidy(struct aq_share *share)
 	}
 	aq_account_settle(&share->account, SETTLE_ATTEMPTS, NULL);
 	aq_view_refresh(share);
+}
+
+void aq_tidy_now_and_then(unsigned number)
+{
+	struct aq_share *share = &aq_shares[aq_cards[number].share[0]];
+	struct aq_process *process = aq_process();
+	if (share->grant || aq_account_used_slots(&share->account) < 2)
+		return;
+	struct timespec now = {0, 0};
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	uint64_t ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+	if (ms - __atomic_load_n(&process->tidied_ms, __ATOMIC_RELAXED) < TIDY_EVERY_MS)
+		return;
+	__atomic_store_n(&process->tidied_ms, ms, __ATOMIC_RELAXED);
+	if (!process->known) {
+		aq_lock(&process->claiming);
+		if (!process->known)
+			aq_identify(process);
+		aq_unlock(&process->claiming);
+	}
+	aq_share_tidy(share);
 }
 
 static uint64_t remaining(struct aq_share *share)

@@ -91,4 +91,7 @@ uint64_t aq_card_used(unsigned card);
 /* Gives back the slots of dead processes of our own PID namespace, and settles the account. */
 void aq_share_tidy(struct aq_share *share);
 
+/* The same now and then, where no node does it: before somebody is told what is in use. */
+void aq_tidy_now_and_then(unsigned card);
+
 #endif

@@ -64,6 +64,7 @@ struct aq_process {
 	struct aq_limiter *limiter; /* of the first limited launch; NULL before it */
 	void *free_blocks; /* records of memory_vmm.c */
 	void *free_mappings;
+	uint64_t tidied_ms; /* when neighbours were last looked after for the sake of figures */
 	uint64_t maps_read_ms; /* when neighbours' mappings were looked at last */
 	uint32_t said; /* kinds of message already printed */
 };

@@ -65,6 +65,9 @@ static void show_info(size_t *free, size_t *total, size_t real_free, size_t real
 	struct aq_view_figures figures;
 	if (aq_place_here(&place) == AQ_CHARGE) {
 		aq_pools_sync(place.card);
+		if (__builtin_expect(aq_cards[place.card].only == NULL || !aq_cards[place.card].only->grant,
+				     0))
+			aq_tidy_now_and_then(place.card);
 		if (aq_share_view(place.card, real_total, real_free, &figures)) {
 			real_free = figures.free;
 			real_total = figures.total;

@@ -195,3 +195,29 @@ def test_in_grant_mode_hami_monitor_sees_it_too(box, region):
     assert seen["limit"][0] == GIB
     assert seen["uuids"][0] == A
     process.communicate("\n", timeout=20)
+
+
+def test_the_dead_vanish_from_the_figures_without_a_node(free_box, region):
+    env = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(region), "CUDA_DEVICE_MEMORY_LIMIT": "1g"}
+    watcher = free_box.python(
+        MORE
+        + """
+import time
+start(); alloc(MIB); say(x=1); wait(); before = used()
+wait(); end = time.monotonic() + 5
+while used() != MIB and time.monotonic() < end: pass
+say(before=before, after=used())
+""",
+        env=env,
+    )
+    watcher.stdout.readline()
+    other = free_box.python(MORE + "start(); alloc(300*MIB); say(x=1); wait()", env=env)
+    other.stdout.readline()
+    watcher.stdin.write("\n")
+    watcher.stdin.flush()
+    other.kill()
+    other.communicate()
+    out, _ = watcher.communicate("\n", timeout=20)
+    got = json.loads(out)
+    assert got["after"] == MIB
+    assert got["before"] in (MIB, 301 * MIB)
