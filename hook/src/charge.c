@@ -79,10 +79,8 @@ static bool time_for_maps(struct aq_process *process)
 void aq_share_tidy(struct aq_share *share)
 {
 	struct aq_process *process = aq_process();
-	struct aq_mapped_file region = {""};
+	struct aq_mapped_file region = {share->account.file, ""};
 	bool maps = time_for_maps(process);
-	if (maps)
-		aq_maps_own(share->account.file, &region);
 	uint32_t used = aq_account_used_slots(&share->account);
 	for (uint32_t i = 0; i < used; i++) {
 		struct aq_usage_slot *slot = aq_account_slot(&share->account, i);

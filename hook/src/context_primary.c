@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Primary contexts: one per device and process, counted by the driver. They cost what any context costs, from
- * the first retain until the driver says that none is active. Green contexts are parts of them.
+ * Primary contexts: one per device and process, counted by the driver. They cost what any context costs. Each
+ * retain counts as a context of its card from before the driver is asked until after its release, so that any
+ * number of threads may retain and release at once. Green contexts are parts of them.
  */
 #include "context.h"
 #include "context_end.h"
@@ -9,7 +10,7 @@
 #include "place.h"
 #include "resolve.h"
 
-/* How often this process has retained the primary context of a device and not released it again; not 0: it is
+/* How often this process has retained the primary context of a device and not released it again; each is
  * counted on its card. A green context retains it too. */
 static uint32_t *retains(CUdevice ordinal)
 {
@@ -21,25 +22,38 @@ static bool known_ordinal(CUdevice ordinal)
 	return ordinal >= 0 && ordinal < (int)AQ_MAX_ORDINALS;
 }
 
-/* Before the driver retains it: charges the first time. */
+/* Before the driver retains it. */
 static CUresult begin(CUdevice device, int *card)
 {
 	*card = AQ_NO_CARD;
-	if (!known_ordinal(device) || __atomic_load_n(retains(device), __ATOMIC_ACQUIRE))
-		return CUDA_SUCCESS;
-	return aq_context_begin(device, card);
+	return known_ordinal(device) ? aq_context_begin(device, card) : CUDA_SUCCESS;
 }
 
 static void end(CUresult result, CUdevice device, int card, const CUcontext *context)
 {
-	bool first = false;
-	if (result == CUDA_SUCCESS && known_ordinal(device))
-		first = __atomic_fetch_add(retains(device), 1, __ATOMIC_ACQ_REL) == 0;
-	/* Several threads may have come here at once; one count is right, the others go back. */
-	if (card != AQ_NO_CARD && !first)
+	if (card == AQ_NO_CARD)
+		return;
+	if (result != CUDA_SUCCESS) {
 		aq_context_count_out((unsigned)card);
-	if (first && context && *context && aq_active())
+		return;
+	}
+	__atomic_fetch_add(retains(device), 1, __ATOMIC_ACQ_REL);
+	if (context && *context && aq_active())
 		aq_context_enter(*context, device, false);
+}
+
+/* Takes back `most` retains at most. Returns how many are left. */
+static uint32_t count_back(CUdevice device, uint32_t most)
+{
+	uint32_t held = __atomic_load_n(retains(device), __ATOMIC_ACQUIRE), taken;
+	do {
+		taken = held < most ? held : most;
+	} while (taken && !__atomic_compare_exchange_n(retains(device), &held, held - taken, false,
+						       __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+	int card = taken ? aq_card_of_ordinal(device) : AQ_NO_CARD;
+	for (uint32_t i = 0; i < taken && card != AQ_NO_CARD; i++)
+		aq_context_count_out((unsigned)card);
+	return held - taken;
 }
 
 HOOK(CUresult, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))
@@ -77,35 +91,39 @@ static bool still_active(CUdevice device)
 struct conclusion {
 	struct aq_ending ending;
 	CUdevice device;
-	uint32_t held; /* retains before it, as we have counted; 0: none of our business */
+	bool ours; /* we have seen it retained */
 	bool last; /* the primary context may end by it */
+	bool whatever_is_held;
 };
 
 static void conclude(struct conclusion *call, CUdevice device, bool whatever_is_held)
 {
-	call->device = device;
-	call->held =
+	uint32_t held =
 	    known_ordinal(device) && aq_active() ? __atomic_load_n(retains(device), __ATOMIC_ACQUIRE) : 0;
-	call->last = call->held == 1 || (call->held > 1 && whatever_is_held);
+	call->device = device;
+	call->whatever_is_held = whatever_is_held;
+	call->ours = held > 0;
+	call->last = held == 1 || (held > 1 && whatever_is_held);
 	if (call->last)
 		prepare(&call->ending, device);
 }
 
 static CUresult concluded(struct conclusion *call, CUresult result)
 {
-	if (!call->last) {
-		if (result == CUDA_SUCCESS && call->held > 1)
-			__atomic_fetch_sub(retains(call->device), 1, __ATOMIC_ACQ_REL);
+	if (!call->ours)
 		return result;
-	}
+	/* One that goes on is held by somebody whom we did not see, or has been retained again. */
 	bool ended = result == CUDA_SUCCESS && !still_active(call->device);
-	aq_ending_over(&call->ending, ended);
-	/* One that goes on is held by somebody whom we did not see; ours is the last count all the same. */
-	if (!ended || __atomic_exchange_n(retains(call->device), 0, __ATOMIC_ACQ_REL) == 0)
-		return result;
-	int card = aq_card_of_ordinal(call->device);
-	if (card != AQ_NO_CARD)
-		aq_context_count_out((unsigned)card);
+	if (call->last)
+		aq_ending_over(&call->ending, ended);
+	uint32_t left = 1;
+	if (result == CUDA_SUCCESS && (ended || !call->whatever_is_held))
+		left = count_back(call->device, call->whatever_is_held ? UINT32_MAX : 1);
+	if (left == 0 && ended && !call->last) {
+		/* Several threads have released at once, and none of them knew that it was the last. */
+		prepare(&call->ending, call->device);
+		aq_ending_over(&call->ending, true);
+	}
 	return result;
 }
 

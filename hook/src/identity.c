@@ -119,7 +119,7 @@ void aq_identify(struct aq_process *process)
 }
 
 bool aq_owner_left(const struct aq_process *process, uint64_t owner, uint64_t pidns,
-		   const struct aq_mapped_file *region)
+		   struct aq_mapped_file *region)
 {
 	if (!(owner & AQ_OWNER_LIVE) || process->pidns == 0 || pidns != process->pidns)
 		return false;

@@ -15,7 +15,7 @@ struct aq_process;
 /* True only if the process that owns a slot with these words has certainly ended, or (where `region` is
  * given) has become a program that does not have the usage file mapped. */
 bool aq_owner_left(const struct aq_process *process, uint64_t owner, uint64_t pidns,
-		   const struct aq_mapped_file *region);
+		   struct aq_mapped_file *region);
 
 static inline bool aq_owner_gone(const struct aq_process *process, uint64_t owner, uint64_t pidns)
 {

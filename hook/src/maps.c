@@ -87,21 +87,21 @@ static bool read_lines(const char *pid, struct walk *walk)
 	return walk->found || got == 0;
 }
 
-void aq_maps_own(const void *address, struct aq_mapped_file *file)
+/* Which file lies at the address. */
+static void look_up_own(struct aq_mapped_file *file)
 {
-	int saved = errno;
-	struct walk walk = {(uintptr_t)address, file, false, false};
-	file->text[0] = '\0';
-	read_lines("self", &walk);
-	errno = saved;
+	struct walk walk = {(uintptr_t)file->address, file, false, false};
+	if (!read_lines("self", &walk) || !walk.found)
+		file->text[0] = '\0';
 }
 
-bool aq_maps_lack(const char *pid, const struct aq_mapped_file *file)
+bool aq_maps_lack(const char *pid, struct aq_mapped_file *file)
 {
 	int saved = errno;
-	struct aq_mapped_file copy = *file;
-	struct walk walk = {0, &copy, false, false};
-	bool whole = copy.text[0] != '\0' && read_lines(pid, &walk);
+	if (file->text[0] == '\0')
+		look_up_own(file);
+	struct walk walk = {0, file, false, false};
+	bool whole = file->text[0] != '\0' && read_lines(pid, &walk);
 	errno = saved;
 	/* With nothing of a file mapped it is on its way out or in between two programs, and what it held may
 	 * not be back with the driver yet. */

@@ -9,15 +9,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Device and inode of a mapped file, as maps spells them ("00:2c 1234"). "": not known. */
+/* A file of which one of our own mappings is known. */
 struct aq_mapped_file {
-	char text[48];
+	const void *address; /* inside that mapping */
+	char text[48]; /* its device and inode, as maps spells them ("00:2c 1234"); "": not looked up yet */
 };
 
-/* Which file lies at this address of our own. */
-void aq_maps_own(const void *address, struct aq_mapped_file *file);
-
 /* True only if maps of that process could be read to its end and the file is not in it. */
-bool aq_maps_lack(const char *pid, const struct aq_mapped_file *file);
+bool aq_maps_lack(const char *pid, struct aq_mapped_file *file);
 
 #endif

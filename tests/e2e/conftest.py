@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from aliquot.api.errors import AliquotError
 from aliquot.e2e import cards
@@ -56,23 +57,28 @@ NODE_CONFIG = {"defaults": {"mode": "auto", "slots": 2}}
 _numbers = itertools.count(1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `-n 2`: all stories of a variant go to one worker, which then has one cluster for them."""
+
+    class ByVariant(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            names = re.findall(r"\[([^]]*)\]", nodeid)
+            return next((v.name for v in VARIANTS if names and names[0].startswith(v.name)), "no cluster")
+
+    return ByVariant(config, log)
+
+
 def pytest_collection_modifyitems(config, items):
-    """Each variant is one group (`-n 4 --dist loadgroup` runs them side by side); what a variant lacks is left out."""
-    kept, dropped = [], []
-    for item in items:
-        variant = item.callspec.params.get("variant") if hasattr(item, "callspec") else None
-        if isinstance(variant, Variant):
-            item.add_marker(pytest.mark.xdist_group(variant.name))
-            if not variant.shares and item.get_closest_marker("needs_shares"):
-                dropped.append(item)
-                continue
-        elif item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("no cluster"))
-        kept.append(item)
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
+    """What a variant lacks is left out, not skipped."""
+    lacking = {i for i in items if i.get_closest_marker("needs_shares") and (v := _variant_of(i)) and not v.shares}
+    if lacking:
+        config.hook.pytest_deselected(items=list(lacking))
+        items[:] = [i for i in items if i not in lacking]
+
+
+def _variant_of(item):
+    return item.callspec.params.get("variant") if hasattr(item, "callspec") else None
 
 
 def pytest_report_header():

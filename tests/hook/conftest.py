@@ -25,6 +25,7 @@ DRIVER = ROOT / "build" / "fakegpu" / "usr" / "lib" / "x86_64-linux-gnu"
 PROGRAMS = HERE / "programs"
 MARK = b"@AQ_ROOT_PATCHABLE@"
 GIB, MIB = 1 << 30, 1 << 20
+CARD_A = "GPU-aaaaaaaa-0000-4000-8000-00000000000a"
 
 
 @pytest.fixture(scope="session")
@@ -248,12 +249,22 @@ def box(tmp_path: Path, hook_builds: Path, cards: Path) -> Box:
 
 
 @pytest.fixture
+def run(box: Box) -> Callable[..., dict]:
+    """Runs a text, with the names of programs/memory.py, under one grant on card A."""
+
+    def go(code: str, memory: int = GIB, **grant: int) -> dict:
+        box.grant("a", CARD_A, memory, **grant)
+        return box.run("from memory import *\n" + code).last
+
+    return go
+
+
+@pytest.fixture
 def free_box(tmp_path: Path, hook_builds: Path, cards: Path) -> Box:
     """The same with the standalone build."""
     return Box(tmp_path, "libvgpu.so", DRIVER, cards)
 
 
-CARD_A = "GPU-aaaaaaaa-0000-4000-8000-00000000000a"
 CARD_B = "GPU-bbbbbbbb-0000-4000-8000-00000000000b"
 
 

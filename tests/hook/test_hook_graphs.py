@@ -12,15 +12,6 @@ GIB, MIB = 1 << 30, 1 << 20
 MORE = "from memory import *\n"
 
 
-@pytest.fixture
-def run(box):
-    def go(code: str, memory: int = GIB, **grant: int):
-        box.grant("a", A, memory, **grant)
-        return box.run(MORE + code).last
-
-    return go
-
-
 def test_b144_graph_memory_is_part_of_the_use(run):
     got = run(
         """
