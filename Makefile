@@ -105,7 +105,7 @@ type: venv ## mypy, strict, for each Python we support
 
 .PHONY: e2e
 e2e: venv hook fakegpu control-plane ## The stories on real clusters of three Kubernetes minors
-	$(PYTEST) tests/e2e -m 'not full' $(PYTEST_ARGS)
+	$(PYTEST) tests/e2e -m 'not full' -n 2 $(PYTEST_ARGS)
 
 .PHONY: e2e-full
 e2e-full: venv hook fakegpu control-plane ## The stories with every kill point on every minor (long)
