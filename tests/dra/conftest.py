@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+import structlog
 
 from aliquot.api import names
 from aliquot.dra.config import NodeConfig
@@ -162,6 +163,14 @@ def _rig(tmp_path_factory, plane, namespace, make, request):
     return SimpleNamespace(
         plane=plane, cluster=cluster, folders=folders, kubelet=kubelet, start=start, inventory=inventory, make=make
     )
+
+
+@pytest.fixture
+def log_lines():
+    """What this process logged since, as `log_lines()`: dictionaries with `event` and `log_level`."""
+    structlog.reset_defaults()
+    with structlog.testing.capture_logs() as lines:
+        yield lambda: list(lines)
 
 
 @pytest.fixture

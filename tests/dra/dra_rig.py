@@ -136,6 +136,7 @@ class FixedCards:
 
     def __init__(self, view: View, changed: Any) -> None:
         self.view = view
+        self.outdated = ""
         self._changed = changed
 
     def run(self, stop: threading.Event) -> None:
@@ -153,7 +154,7 @@ class Daemon:
     def __init__(self, folders: NodeFolders, inventory: Inventory, *more: str, steps: Any = None) -> None:
         self.folders = folders
         self.driver = Driver(folders.settings(*more), steps=steps or (lambda _step: None))
-        self.driver.cards = FixedCards(View(inventory=inventory, problem=""), self.driver.offering.set_view)
+        self.driver.cards = FixedCards(View(inventory=inventory, problem=""), self.driver.cards_changed)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
 
@@ -292,10 +293,14 @@ class Cluster:
         return self.allocate(made, *results, config=config, reserved=reserved)
 
     def _request(self, name: str, results: Any) -> dict[str, Any]:
-        subs = [r["request"].partition("/")[2] for r in results if r["request"].partition("/")[0] == name]
+        mine = [r for r in results if r["request"].partition("/")[0] == name]
+        subs = [r["request"].partition("/")[2] for r in mine]
         if any(subs):
             return {"name": name, "firstAvailable": [{"name": s, "deviceClassName": "share"} for s in ("big", "small")]}
-        return {"name": name, "exactly": {"deviceClassName": "share", "count": len(subs)}}
+        exactly = {"deviceClassName": "share", "count": len(subs)}
+        if any(r.get("adminAccess") for r in mine):
+            exactly["adminAccess"] = True
+        return {"name": name, "exactly": exactly}
 
     def allocate(self, claim: dict[str, Any], *results: Any, config: Any = (), reserved: bool = True) -> dict[str, Any]:
         claim["status"] = {
@@ -385,7 +390,7 @@ def _serve(arguments: list[str], inventory: Inventory, die_at: int, ready: int, 
                 os.kill(os.getpid(), signal.SIGKILL)
 
     driver = Driver(read_settings(arguments, {}), steps=steps)
-    driver.cards = FixedCards(View(inventory=inventory, problem=""), driver.offering.set_view)
+    driver.cards = FixedCards(View(inventory=inventory, problem=""), driver.cards_changed)
     signal.signal(signal.SIGTERM, lambda *_: driver.stop.set())
 
     def tell() -> None:

@@ -127,6 +127,27 @@ def test_a_driver_that_goes_away_keeps_what_claims_hold(watched):
     assert (back["sick"], back["problem"]) == ({}, "")
 
 
+def test_b130_a_driver_that_was_replaced_under_the_loaded_library_needs_another_process(watched):
+    """Waiting cannot help this process, so it is not alive; on a node whose driver never fitted it just waits."""
+    seen = watched("""
+        def outdated():
+            return see() | {"outdated": watch.outdated}
+        control(faults=[{"function": "nvmlInit*", "code": 18}])
+        seen.append(outdated())
+        control()
+        seen.append(outdated())
+        control(faults=[{"function": "nvmlDeviceGetCount*", "code": 9}, {"function": "nvmlInit*", "code": 18}])
+        see()  # the call that finds the change is not always hit by it
+        see()
+        seen.append(outdated())
+        control()
+        seen.append(outdated())
+    """)
+    assert [bool(look["outdated"]) for look in seen] == [False, False, True, False]
+    assert "restart this daemon" in seen[0]["problem"]
+    assert seen[2]["outdated"] == seen[2]["problem"]
+
+
 def test_one_bad_card_hides_no_other_and_all_bad_is_said(watched):
     one, all_bad = watched("""
         control(faults=[{"function": "nvmlDeviceGetUUID", "code": 15, "card": 1}])

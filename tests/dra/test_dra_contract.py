@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 
 import dra_rig
+import grpc
 import pytest
 from dra_rig import GIB, SHARED
+
+from aliquot.api.grpc.kubelet.dra.v1 import api_pb2_grpc as v1_grpc
+from aliquot.dra.cards import View
 
 pytestmark = pytest.mark.cluster
 
@@ -194,16 +199,24 @@ def test_b107_a_changed_allocation_is_refused_while_the_old_one_is_prepared(rig)
 def test_b090_the_other_holder_is_named(rig):
     config = rig.folders.root / "exclusive.json"
     config.write_text(json.dumps({"defaults": {"mode": "exclusive"}}))
-    rig.start("--config", str(config))
+    daemon = rig.start("--config", str(config))
     one = rig.cluster.claim("c1", rig.make.result("gpu-aaaaaaaa"))
     two = rig.cluster.claim("c2", rig.make.result("gpu-aaaaaaaa"))
-    admin = rig.cluster.claim("c3", rig.make.result("gpu-aaaaaaaa"))
+    namespace = rig.cluster.api.get("v1", "Namespace", rig.cluster.namespace)
+    labels = {**namespace["metadata"].get("labels", {}), "resource.kubernetes.io/admin-access": "true"}
+    path = f"/api/v1/namespaces/{rig.cluster.namespace}"
+    rig.cluster.api.request("PUT", path, body={**namespace, "metadata": {**namespace["metadata"], "labels": labels}})
+    admin = rig.cluster.claim("c3", rig.make.result("gpu-aaaaaaaa", admin=True))
     (device,) = rig.kubelet.prepared(one)
     assert not device.HasField("share_id")
     error = rig.kubelet.refused(two)
     assert one["metadata"]["uid"] in error
     assert f"{rig.cluster.namespace}/c1" in error
-    del admin
+    # Whoever looks after the card gets in beside its holder, unlimited, and keeps nobody out.
+    rig.kubelet.prepared(admin)
+    grant = daemon.driver.regions.grant(f"c-{admin['metadata']['uid']}-gpu-aaaaaaaa")
+    assert (grant.memory_bytes, grant.core_percent) == (0, 0)
+    assert one["metadata"]["uid"] in rig.kubelet.refused(two)
     rig.kubelet.undone(one)
     rig.kubelet.prepared(two)
 
@@ -244,17 +257,75 @@ def test_after_a_reboot_that_dealt_the_minor_numbers_anew_the_right_node_is_give
     assert nodes() == ["/dev/nvidia1"]
 
 
+def test_b130_a_driver_update_is_seen_by_new_claims_and_old_ones_are_told_to_restart(rig):
+    """The driver's files change while we run; then its version does, and whoever runs on with the old one is named."""
+    daemon = rig.start()
+    old, new = rig.cluster.claim("old", share(rig)), rig.cluster.claim("new", share(rig, share=S2))
+    rig.kubelet.prepared(old)
+
+    def libraries(claim):
+        mounts = rig.folders.spec(claim["metadata"]["uid"])["containerEdits"]["mounts"]
+        return {m["hostPath"].rpartition(".so.")[2] for m in mounts if "/libcuda.so." in m["hostPath"]}
+
+    def outdated():
+        return daemon.driver.metrics.registry.get_sample_value("aliquot_dra_claims_of_other_driver")
+
+    assert libraries(old) == {"580.1"}
+    assert outdated() == 0
+    folder = rig.folders.driver / "usr/lib/x86_64-linux-gnu"
+    for stem in ("libcuda", "libnvidia-ml"):
+        (folder / f"{stem}.so.580.1").rename(folder / f"{stem}.so.590.2")
+        (folder / f"{stem}.so.1").unlink()
+        (folder / f"{stem}.so.1").symlink_to(f"{stem}.so.590.2")
+    updated = rig.make.inventory(*rig.inventory.cards, driver_version="590.2")
+    daemon.driver.cards.set(View(inventory=updated, problem=""))
+    rig.kubelet.prepared(new)
+    assert libraries(new) == {"590.2"}
+    assert outdated() == 1
+
+    def told():
+        events = rig.cluster.api.list("events.k8s.io/v1", "Event", "default")
+        return [e["note"] for e in events if e["reason"] == "DriverUpdated" and rig.folders.name in str(e["regarding"])]
+
+    (note,) = dra_rig.wait_for(told, "an event about the node")
+    assert "is 590.2 now" in note
+    assert f"{rig.cluster.namespace}/old (570.195.03)" in note
+    assert "restart their pods" in note
+    assert "/new" not in note
+    # Asked for again it is the same claim, whose container still is the old one.
+    rig.kubelet.prepared(old)
+    assert outdated() == 1
+    rig.kubelet.undone(old)
+    assert outdated() == 0
+    # What only another process can use ends this one, by way of /healthz.
+    assert daemon.driver.not_alive() == []
+    daemon.driver.cards.outdated = "the driver was upgraded under a running library; restart this daemon"
+    assert daemon.driver.not_alive() == [daemon.driver.cards.outdated]
+
+
 def test_b097_an_idle_connection_and_a_new_one_both_work(rig):
+    """Idle beyond the limit, the client's side hangs up (after half an hour, here after a second)."""
     rig.start()
-    stub = rig.kubelet.stub()
+    socket = rig.kubelet.service_sockets()[0]
+    channel = grpc.insecure_channel(f"unix:{socket}", options=[("grpc.client_idle_timeout_ms", 1000)])
+    stub = v1_grpc.DRAPluginStub(channel)
+    states, idle = [], threading.Event()
+
+    def changed(state):
+        states.append(state)
+        if state is grpc.ChannelConnectivity.IDLE and grpc.ChannelConnectivity.READY in states:
+            idle.set()
+
+    channel.subscribe(changed)
     one = rig.cluster.claim("c1", share(rig))
     rig.kubelet.prepared(one, stub=stub)
-    socket = rig.kubelet.service_sockets()[0]
     identity = socket.stat().st_ino
+    assert idle.wait(20), states
     two = rig.cluster.claim("c2", share(rig, share=S2))
     rig.kubelet.prepared(two, stub=stub)
     rig.kubelet.prepared(two, stub=rig.kubelet.stub())
     assert socket.stat().st_ino == identity
+    channel.close()
 
 
 def test_a_vanished_socket_is_served_again(rig):

@@ -318,6 +318,35 @@ def test_b119_memory_has_one_name_and_unit_in_every_mode(make):
             assert "consumesCounters" not in device
 
 
+def test_b119_a_queue_can_charge_each_claim_from_slice_and_claim_alone(make):
+    """A mapping by capacity: what was consumed of it where that is told, else all that the device has."""
+    mig = MigInstance(
+        uuid="MIG-0", parent_uuid=make.uuids[1], profile="1g.5gb", gpu_instance=7, compute_instance=0,
+        memory_bytes=5 << 30, multiprocessors=14,
+    )  # fmt: skip
+    cards = make.card(0), make.card(1, mig_capable=True, mig_enabled=True, mig=(mig,)), make.card(2)
+    config = decode_config(f'{{"cards": [{{"uuid": "{make.uuids[2]}", "mode": "exclusive"}}]}}'.encode(), where="f")
+    by_name = {device["name"]: device for device in published(make.offer(*cards, config=config))}
+    forms = {tuple(sorted(name for name in device["capacity"] if "mem" in name.lower())) for device in by_name.values()}
+    assert forms == {("memory",)}
+    assert not [device for device in by_name.values() if "consumesCounters" in device]
+
+    def charge(result):
+        capacity = by_name[result["device"]]["capacity"]["memory"]
+        default = capacity.get("requestPolicy", {}).get("default", capacity["value"])
+        return parse(result.get("consumedCapacity", {}).get("memory", default))
+
+    share = make.result("gpu-aaaaaaaa-shared", share="s", memory=4 << 30, cores=0, slots=1)
+    (partition,) = (name for name in by_name if "-mig-" in name)
+    assert charge(share) == 4 << 30
+    assert charge(make.result(partition)) == 5 << 30
+    assert charge(make.result("gpu-cccccccc")) == 24 << 30
+    # The same as an extended resource, which cannot name an amount: the default, and the scheduler says so too.
+    default = make.result("gpu-aaaaaaaa-shared", share="s", request="container-0-request-0")
+    told = make.result("gpu-aaaaaaaa-shared", share="s", memory=24 << 30, request="container-0-request-0")
+    assert charge(default) == charge(told) == 24 << 30
+
+
 def test_without_taints_a_sick_card_is_withdrawn_unless_it_is_held(make):
     records: dict = {}
     offering = Offering(

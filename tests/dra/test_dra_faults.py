@@ -120,9 +120,11 @@ def parts_of(daemon, part: str) -> float:
 @pytest.mark.slow
 def test_b091_a_slow_claim_holds_up_nobody(rig):
     gate = Gate("spec")
-    rig.start(steps=gate)
+    config = rig.folders.root / "config.json"
+    config.write_text(json.dumps({"defaults": {"maxShares": 20}}))
+    rig.start("--config", str(config), steps=gate)
     slow = rig.cluster.claim("slow", share(rig))
-    others = [rig.cluster.claim(f"c{n}", share(rig, share=sid(n), device=SHARED[n % 2])) for n in range(18)]
+    others = [rig.cluster.claim(f"c{n}", share(rig, share=sid(n), device=SHARED[n % 2])) for n in range(20)]
     gate.closed.set()
     with ThreadPoolExecutor(24) as pool:
         first = pool.submit(rig.kubelet.prepare, slow)
@@ -163,14 +165,14 @@ def test_b092_a_call_that_outlives_its_deadline_leaves_one_set_of_artefacts(rig)
 
 @pytest.mark.slow
 def test_b093_prepare_and_unprepare_of_one_claim_race(rig):
-    """After both have ended the node is in one of the two orders' states; 100 rounds, started together."""
+    """After both have ended the node is in one of the two orders' states; 500 rounds, started together."""
     daemon = rig.start()
     claim = rig.cluster.claim("c1", share(rig))
     uid = claim["metadata"]["uid"]
     stub = rig.kubelet.stub()
     outcomes = set()
     with ThreadPoolExecutor(2) as pool:
-        for _ in range(100):
+        for _ in range(500):
             rig.kubelet.undone(claim, stub=stub)
             barrier = threading.Barrier(2)
 

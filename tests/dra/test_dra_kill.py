@@ -48,6 +48,30 @@ def two_cards(rig):
     ]
 
 
+def test_b084_a_kill_before_the_spec_is_written_leaves_nothing_once_the_claim_is_deleted(rig):
+    folders = rig.folders
+    claim = rig.cluster.claim("c1", *two_cards(rig))
+    uid = claim["metadata"]["uid"]
+    with dra_rig.zygote(folders, rig.inventory) as zygote:
+        with serving(zygote, folders) as kubelet:
+            kubelet.prepared(claim)
+            kubelet.undone(claim)
+        zygote.fork()
+        kubelet = dra_rig.Kubelet(folders)
+        kubelet.prepared(claim)
+        kubelet.undone(claim)
+        kubelet.close()
+        position = zygote.end()["steps"].index("spec") + 1
+        zygote.fork(die_at=position)
+        expect_killed(zygote, folders, lambda k: k.prepare(claim))
+        assert folders.checkpoint()[uid]["state"] == "started"
+        assert folders.artefacts(uid)
+        rig.cluster.delete(claim)
+        with serving(zygote, folders):
+            dra_rig.wait_for(lambda: uid not in folders.checkpoint(), "the first clean-up round")
+            assert folders.artefacts(uid) == []
+
+
 def test_kill_between_any_two_steps_of_prepare(rig):
     """After each: the same claim is prepared, or undone, and another claim never gets what it holds."""
     folders = rig.folders

@@ -178,7 +178,7 @@ def test_b115_a_fatal_fault_taints_and_only_a_verified_recovery_ends_it(command)
 
     fatal = {"id": 1, "card": 0, "xid": 79}
     command.control(cards=[{"card": 0, "recovery_action": 1}], events=[fatal])
-    dra_rig.wait_for(lambda: tainted() == [device["name"]], "the taint", 10)
+    dra_rig.wait_for(lambda: tainted() == [device["name"]], "the taint", 5)
     command.control(cards=[{"card": 0, "recovery_action": 1}], events=[fatal, {"id": 2, "card": 0, "xid": 13}])
     assert "aliquot_card_healthy" in command.get("/metrics")[1]
     dra_rig.wait_for(lambda: any(e["event"] == "card not fit for use" for e in command.log()), "the log line")

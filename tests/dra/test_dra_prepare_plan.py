@@ -14,7 +14,7 @@ from aliquot.api.errors import ClusterError, ConflictError, HardwareError, Reque
 from aliquot.api.grant import CorePolicy
 from aliquot.dra.config import decode_config
 from aliquot.dra.prepare import Action, Book, ClaimRef, plan_prepare
-from aliquot.dra.records import ClaimRecord, State, cards_in, held_layouts
+from aliquot.dra.records import ClaimRecord, State, cards_in, held_layouts, outdated
 
 GIB = 1 << 30
 S1, S2 = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
@@ -219,6 +219,19 @@ def test_b107_equal_repeats_are_idempotent_and_changed_ones_refused(make, node):
             node.plan(uid, changed)
         assert "has to unprepare it" in str(caught.value)
         assert "4Gi" in str(caught.value)
+
+
+def test_b130_only_claims_of_this_boot_and_of_another_driver_are_outdated(make, node):
+    uid, other = make.uid(), make.uid()
+    node.prepare(uid, share(make))
+    node.prepare(other, share(make, share=S2))
+    node.records[other] = msgspec.structs.replace(node.records[other], boot_id="earlier", driver_version="1.2")
+    assert outdated(node.records, driver_version="570.195.03", boot_id="b") == {}
+    assert set(outdated(node.records, driver_version="580.2", boot_id="b")) == {uid}
+    assert outdated(node.records, driver_version=None, boot_id="b") == {}
+    # After a reboot the next container gets the driver of then.
+    again = node.plan(other, share(make, share=S2))
+    assert (again.action, again.record.driver_version) == (Action.REPEAT, "570.195.03")
 
 
 def test_b107_an_unfinished_try_is_continued_or_redone(make, node):

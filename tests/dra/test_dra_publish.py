@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
+from dataclasses import replace
 
 import dra_rig
 import pytest
@@ -104,13 +107,14 @@ def test_b110_a_deleted_slice_comes_back_with_a_generation_not_lower(rig, proxie
         "ResourceSlice",
         fieldSelector=f"spec.nodeName={rig.folders.name},spec.driver=gpu.aliquot.dev",
     )
-    threading.Event().wait(2.0)
+    reflector = daemon.driver.publisher._reflector
+    dra_rig.wait_for(lambda: reflector._backoff.failures >= 2, "failures")
+    reflector._backoff.failures = 30  # as after minutes of it: the waits are as long as they get
     assert rig.cluster.slices() == []
     proxied.set()
     started = time.monotonic()
-    (third,) = until(rig, list, "the slice", 45)
-    # The watch comes back with its back-off; from then on it is a matter of a second.
-    assert time.monotonic() - started < 40
+    (third,) = until(rig, list, "the slice", 15)
+    assert time.monotonic() - started < 10
     assert third["spec"]["pool"]["generation"] >= again["spec"]["pool"]["generation"]
     dra_rig.wait_for(lambda: daemon.driver.publisher.problem == "", "the publisher to be content")
 
@@ -154,6 +158,40 @@ def test_b111_b112_long_names_and_many_cards_are_accepted(rig):
     assert sum("taints" in d for s in slices for d in s["spec"]["devices"]) == 1
     daemon.driver.cards.set(View(inventory=rig.inventory, problem=""))
     until(rig, lambda s: s if [len(i["spec"]["devices"]) for i in s] == [2] else None, "one slice")
+
+
+def test_b113_what_cannot_be_published_is_logged_and_turns_readiness_false(rig, proxied, log_lines):
+    """A bad device of ours is left out by name; a refusal by the server is told in the server's words."""
+    daemon = rig.start()
+    rig.kubelet.register()
+    assert daemon.driver.not_ready() == []
+    offering, good = daemon.driver.offering, daemon.driver.offering.offer
+    bad = replace(good.devices[0], attributes={**good.devices[0].attributes, "numa-1": {"int": 1}})
+    offering._offer = replace(good, devices=(bad, *good.devices[1:]))
+    daemon.driver.publisher.changed()
+    until(rig, lambda s: [i for i in s if [d["name"] for d in i["spec"]["devices"]] == SHARED[1:]], "one device")
+    says = f"device {SHARED[0]}: attribute 'numa-1' is no C identifier"
+    assert [problem for problem in daemon.driver.not_ready() if says in problem]
+    assert [line for line in log_lines() if line["log_level"] == "error" and says in str(line.get("problems"))]
+    offering._offer = good
+    proxied.set(Rule(path="/resourceslices/", method="PUT", status=422, message="spec.devices[0].attributes: Invalid"))
+    daemon.driver.publisher.changed()
+    dra_rig.wait_for(lambda: "spec.devices[0].attributes: Invalid" in daemon.driver.publisher.problem, "the refusal")
+    assert daemon.driver.publisher.problem in daemon.driver.not_ready()
+    assert [line for line in log_lines() if "spec.devices[0].attributes: Invalid" in str(line.get("error"))]
+    proxied.set()
+    dra_rig.wait_for(lambda: daemon.driver.not_ready() == [], "readiness")
+
+
+def test_b114_cards_without_a_device_to_publish_are_an_error(rig):
+    """MIG is on and nobody made an instance: found, but nothing to offer."""
+    empty = rig.make.card(0, mig_capable=True, mig_enabled=True, mig=())
+    daemon = rig.start(inventory=rig.make.inventory(empty))
+    rig.kubelet.register()
+    until(rig, lambda s: [i for i in s if not i["spec"].get("devices")], "a slice without devices")
+    (problem,) = daemon.driver.not_ready()
+    assert "cards were found but there is no device to publish" in problem
+    assert "nvidia-smi mig -cgi" in problem
 
 
 def test_b109_no_card_at_first_is_not_ready_and_cards_appear_without_a_restart(rig):
@@ -279,6 +317,15 @@ def test_b116_two_instances_overlap_and_nothing_is_lost(rig):
     rig.kubelet.prepared(two, stub=new)
     rig.kubelet.undone(two, stub=new)
     second.stop()
+    # What a killed instance leaves behind is gone with the next start.
+    left = [second.driver.sockets.service, second.driver.sockets.registration]
+    for path in left:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+        os.utime(path, (1.0, 1.0))
+    third = rig.start("--pod-uid", U1)
+    assert not [path for path in left if path.exists()]
+    rig.kubelet.prepared(one, stub=rig.kubelet.stub(third.driver.sockets.service))
 
 
 def test_b116_an_older_instance_leaves_a_newer_ones_slices_alone_and_does_not_fight(rig):

@@ -142,6 +142,43 @@ def test_old_drivers_without_newer_symbols_are_read(fake, fake_driver_root, age)
     assert driver.startswith(age)
 
 
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"]
+)
+def test_a_function_that_an_old_driver_has_in_another_version_is_one_clear_sentence(fake, fake_driver_root, function):
+    """pynvml says so with an exception that is no NVMLError."""
+    root = fake_driver_root.with_name("fakegpu-470")
+    if not root.is_dir():
+        pytest.skip("the old flavours of the fake driver are not built: make fakegpu")
+    program = f"""
+        import pynvml
+        from aliquot.node.nvml import Nvml, NvmlError
+        with Nvml(NVML) as nvml:
+            device = nvml.handle("nvmlDeviceGetHandleByIndex", 0)
+            try:
+                pynvml.{function}(device.value)
+            except Exception as e:
+                say(type(e).__name__)
+            else:
+                say("no error")
+            say(nvml.optional("{function}", device, default="left out"))
+            try:
+                nvml.call("{function}", device)
+            except NvmlError as e:
+                say([str(e), e.code, e.absent, e.driver_gone])
+    """
+    fake.cards(ONE)
+    assert fake.run(program)[0] == "no error", "on a driver of today all is well"
+    fake.nvml = root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+    raised, optional, (text, *rest) = fake.run(program)
+    assert raised == "NVMLLibraryMismatchError", "pynvml does otherwise now; this test proves nothing any more"
+    assert optional == "left out"
+    assert rest == [13, True, False]
+    assert text.startswith(f"{function}: NVML error 13 (the driver has no version of it that we know); ")
+    assert "older than this function" in text
+    assert "\n" not in text
+
+
 def test_b111_a_name_of_any_length_and_letters_comes_whole(fake):
     name = "NVIDIA Fäke Grafik-Karte mit einem sehr langen Namen für Prüfungen 24 GiB "
     fake.cards({**ONE, "name": name}, TWO)

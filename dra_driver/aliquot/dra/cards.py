@@ -20,7 +20,7 @@ from aliquot.cdi.driver_files import LIBRARY_DIRS
 from aliquot.dra.metrics import Metrics
 from aliquot.kube.backoff import Backoff
 from aliquot.node.inventory import BadCard, Card, Inventory, read_inventory
-from aliquot.node.nvml import SONAME, Nvml, NvmlError
+from aliquot.node.nvml import SONAME, VERSION_MISMATCH, Nvml, NvmlError
 
 log = get_logger(__name__)
 
@@ -80,6 +80,8 @@ class CardWatch:
         self._own = own
         self._sysfs = sysfs
         self._backoff = backoff if backoff is not None else Backoff(1.0, SEARCH_S)
+        self.outdated = ""
+        """Why this process can never use the driver again, though another can: it was replaced under us."""
         self._nvml: Nvml | None = None
         self._wake = threading.Event()
 
@@ -118,8 +120,12 @@ class CardWatch:
         try:
             found: Inventory | None = self._owned(self._read())
             problem = ""
+            self.outdated = ""
         except AliquotError as err:
             found, problem = None, str(err)
+            # Before the driver was ever open another process would fare no better.
+            mismatch = isinstance(err, NvmlError) and err.code == VERSION_MISMATCH and self._nvml is not None
+            self.outdated = problem if mismatch else ""
             self._metrics.errors.labels("cards").inc()
         view = self._judged(found, problem)
         if view == self.view:

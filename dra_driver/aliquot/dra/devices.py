@@ -83,6 +83,8 @@ class Offer:
     """Card UUID → how it is cut and why."""
     problem: str = ""
     """Why there is nothing, or not everything."""
+    driver_version: str = ""
+    """Of the GPU driver; empty: not known."""
     by_name: Mapping[str, Device] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +128,8 @@ def offer(
             device = replace(piece, taints=(Taint(TAINT_UNHEALTHY, "true"),)) if unfit else piece
             ranked.append(((_ORDER[device.kind], device.memory_bytes, rank, part), device))
     ranked.sort(key=lambda pair: pair[0])
-    return Offer(devices=tuple(device for _, device in ranked), choices=choices)
+    devices = tuple(device for _, device in ranked)
+    return Offer(devices=devices, choices=choices, driver_version=inventory.driver_version or "")
 
 
 _ORDER: Final = {Kind.MIG: 0, Kind.SLOT: 1, Kind.SHARED: 2, Kind.WHOLE: 3}

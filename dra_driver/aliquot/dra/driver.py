@@ -29,7 +29,7 @@ from aliquot.cdi.load import load_extra_edits
 from aliquot.cdi.model import EMPTY_EDITS, ContainerEdits
 from aliquot.cdi.store import SpecStore
 from aliquot.dra import rpc
-from aliquot.dra.cards import CardWatch, find_library
+from aliquot.dra.cards import CardWatch, View, find_library
 from aliquot.dra.effects import DriverSource, Effects, Sidecars, Steps
 from aliquot.dra.engine import Engine
 from aliquot.dra.health import MAX_STREAMS, HealthBoard
@@ -38,7 +38,7 @@ from aliquot.dra.offering import Offering
 from aliquot.dra.probe import Prober
 from aliquot.dra.publish import Publisher
 from aliquot.dra.reconcile import Reconciler
-from aliquot.dra.records import ClaimRecord
+from aliquot.dra.records import ClaimRecord, outdated
 from aliquot.dra.registration import Registration
 from aliquot.dra.restore import Rebuild, recover, sweep
 from aliquot.dra.serving import SocketServer
@@ -73,6 +73,8 @@ TICK_S: Final = 2.0
 """Between two looks at kubelet's directories and our sockets."""
 PRUNE_AFTER_S: Final = 600.0
 """Until builds of the hook that no spec names any more are removed; by then an update's other instance is gone."""
+_NAMED: Final = 5
+"""Claims named in one event."""
 GRACE_S: Final = 10.0
 """For calls under way when we are told to end; below the 15 s after which our manifest has Kubernetes kill."""
 
@@ -99,8 +101,10 @@ class Driver:
         self.stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._lock: InstanceLock | None = None
+        self._told_version: str | None = None
+        """Of the GPU driver, when claims of another one were last spoken of."""
         self._wait_problem = "kubelet's directories have not been looked at yet"
-        boot_id = read_boot_id(proc)
+        boot_id = self._boot_id = read_boot_id(proc)
         self.endpoint = (
             Endpoint(
                 settings.http_address or ("::" if socket.has_dualstack_ipv6() else ""),
@@ -175,7 +179,7 @@ class Driver:
         self.cards = CardWatch(
             library=lambda: find_library(settings.nvml_library, settings.driver_root, settings.host_prefix),
             held=self.offering.held_cards,
-            changed=self.offering.set_view,
+            changed=self.cards_changed,
             metrics=self.metrics,
             opened=self._watch_health,
             own=lambda uuid: self._ownership.acquire(uuid, in_use=self._left_on),
@@ -199,6 +203,7 @@ class Driver:
         )
         self.reaper = Reaper(self.regions, proc=proc)
         self.metrics.registered.set_function(lambda: float(self.registration.registered))
+        self.metrics.outdated.set_function(lambda: float(len(self._outdated())))
         self.metrics.ready.set_function(lambda: float(not self.not_ready()))
         self.metrics.registry.register(
             NodeCollector(
@@ -210,14 +215,14 @@ class Driver:
             )
         )
         self.rebuild: Rebuild | None = None
-        self._boot_id = boot_id
 
     # ---- what is wrong
 
     def not_alive(self) -> list[str]:
         """Why the process should be restarted; empty when it should not."""
         dead = [thread.name for thread in self._threads if not thread.is_alive()] if not self.stop.is_set() else []
-        return [f"thread {name} has ended; restart the driver and report this with its log" for name in dead]
+        problems = [f"thread {name} has ended; restart the driver and report this with its log" for name in dead]
+        return [*problems, self.cards.outdated] if self.cards.outdated else problems
 
     def not_ready(self) -> list[str]:
         """Why pods cannot be served yet; empty when they can."""
@@ -229,7 +234,7 @@ class Driver:
             *self.not_alive(),
             "the driver is ending" if self.stop.is_set() else "",
         ]
-        return [problem for problem in problems if problem]
+        return [problem for problem in dict.fromkeys(problems) if problem]
 
     # ---- life
 
@@ -339,6 +344,28 @@ class Driver:
         thread.start()
 
     # ---- what leads to what
+
+    def cards_changed(self, view: View) -> None:
+        """The cards, or the driver under them, are different."""
+        self.offering.set_view(view)
+        version = view.inventory.driver_version if view.inventory else None
+        old = self._outdated()
+        if not old or version == self._told_version:
+            return
+        self._told_version = version
+        shown = ", ".join(f"{record.namespace}/{record.name} ({record.driver_version})" for record in old[:_NAMED])
+        more = f" and {len(old) - _NAMED} more" if len(old) > _NAMED else ""
+        text = (
+            f"the GPU driver is {version} now; claims prepared before may have containers that run on with the "
+            f"libraries they were started with: {shown}{more}; restart their pods"
+        )
+        log.warning("claims of another driver version", version=version, claims=[record.name for record in old])
+        self._announce("DriverUpdated", text, warning=True)
+
+    def _outdated(self) -> list[ClaimRecord]:
+        inventory = self.offering.view.inventory
+        version = inventory.driver_version if inventory else None
+        return list(outdated(self.checkpoint.records(), driver_version=version, boot_id=self._boot_id).values())
 
     def _left_on(self, uuid: str) -> str | None:
         """What the other door left on a card that is to become ours."""

@@ -87,6 +87,11 @@ class Metrics:
         self.recoveries = Counter(
             "aliquot_dra_checkpoint_recoveries_total", "Starts with a damaged or missing checkpoint.", registry=registry
         )
+        self.outdated = Gauge(
+            "aliquot_dra_claims_of_other_driver",
+            "Prepared claims whose containers may run on with the libraries of another GPU driver version.",
+            registry=registry,
+        )
         self.registered = Gauge("aliquot_dra_registered", "Whether kubelet took the registration.", registry=registry)
         self.ready = Gauge("aliquot_dra_ready", "Whether /readyz says yes.", registry=registry)
         self._zero()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from aliquot.api.errors import HardwareError
@@ -159,7 +160,7 @@ class Offering:
                 # Without taints only absence keeps new claims off, which a device that is held cannot bear.
                 held = self.held_cards()
                 devices = tuple(device for device in devices if not device.taints or device.card_uuid in held)
-            self._offer = Offer(devices=devices, choices=new.choices, problem=self.view.problem)
+            self._offer = replace(new, devices=devices, problem=self.view.problem)
             known_before = self._known.is_set()
             self._known.set()
             if known_before and self._offer == before:

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from aliquot.api import names, quantity
 from aliquot.api.errors import ClusterError, ConflictError, HardwareError, RequestError
 from aliquot.api.grant import Grant
@@ -98,6 +100,9 @@ def plan_prepare(
     asked = asked_of(ref, claim, pool=pool)
     known = book.records.get(ref.uid)
     if known is not None and tuple(held.asked for held in known.results) == asked:
+        if known.boot_id != boot_id:
+            # No container of the earlier boot lives, and the next one gets the driver of today.
+            known = msgspec.structs.replace(known, driver_version=offered.driver_version)
         return Plan(action=Action.REPEAT if known.completed else Action.CONTINUE, record=known)
     if known is not None and known.completed and not known.pieced_together:
         raise ConflictError(
@@ -129,6 +134,7 @@ def plan_prepare(
         name=ref.name,
         results=tuple(results),
         boot_id=boot_id,
+        driver_version=offered.driver_version,
     )
     action = Action.NEW if known is None else Action.ADOPT if known.pieced_together else Action.REDO
     return Plan(action=action, record=record)

@@ -81,6 +81,7 @@ class Publisher:
         self._accepted: dict[str, str] = {}
         self._generation = 0
         self._yielding_since: float | None = None
+        self._left_out: tuple[str, ...] = ()
         self._reflector = Reflector(
             kube, paths.SLICES, ResourceSlice, query=self._query, name="resourceslices", backoff=Backoff(*_RETRY_S)
         )
@@ -167,6 +168,10 @@ class Publisher:
         if desired is None:
             self.problem = "the node's cards are not known yet"
             return
+        if desired.left_out != self._left_out:
+            self._left_out = desired.left_out
+            if desired.left_out:
+                log.error("devices left out of the slices", problems=list(desired.left_out))
         for _ in range(3):
             if self._sync(desired):
                 return

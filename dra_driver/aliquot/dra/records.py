@@ -97,6 +97,8 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """In allocation order, which kubelet and CUDA see."""
     boot_id: str = ""
     """Of the boot in which it was last prepared: no container of an earlier boot lives."""
+    driver_version: str = ""
+    """Of the GPU driver whose libraries its containers were given; empty: not known."""
 
     @property
     def completed(self) -> bool:
@@ -111,6 +113,19 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def described(self, uid: str) -> str:
         """The claim as messages name it."""
         return f"claim {self.namespace}/{self.name} (UID {uid})" if self.name else f"the claim with UID {uid}"
+
+
+def outdated(records: Mapping[str, ClaimRecord], *, driver_version: str | None, boot_id: str) -> dict[str, ClaimRecord]:
+    """Claims whose containers may run on with the libraries of another driver version (cases.md B130)."""
+    return {
+        uid: record
+        for uid, record in records.items()
+        if record.completed
+        and record.boot_id == boot_id
+        and record.driver_version
+        and driver_version
+        and record.driver_version != driver_version
+    }
 
 
 def held_layouts(records: Mapping[str, ClaimRecord]) -> dict[str, Layout]:

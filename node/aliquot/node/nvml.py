@@ -54,6 +54,7 @@ _ABSENT: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_
 _NEXT_STEP: Final = {
     NO_PERMISSION: "run as root or give the process access to /dev/nvidia*",
     DRIVER_NOT_LOADED: "load the NVIDIA kernel driver on this node (modprobe nvidia)",
+    FUNCTION_NOT_FOUND: "the driver is older than this function; what needs it waits until the driver is upgraded",
     LIBRARY_NOT_FOUND: f"install the NVIDIA driver, or name the file of {SONAME} with the option for the NVML library",
     GPU_IS_LOST: "the card has fallen off the bus; look at the kernel log and reset the card or reboot the node",
     RESET_REQUIRED: "reset the card (nvidia-smi --gpu-reset) or reboot the node",
@@ -163,6 +164,9 @@ class Nvml:
                 return entry(*plain)
             except pynvml.NVMLError as e:
                 raise NvmlError(function, int(e.value), str(e)) from None
+            except pynvml.NVMLLibraryMismatchError:
+                # Not an NVMLError, and raised exactly where a function that picks its own version is not found.
+                raise NvmlError(function, FUNCTION_NOT_FOUND, "the driver has no version of it that we know") from None
 
     def optional(self, function: str, *args: Any, default: Any = None) -> Any:
         """Like `call`, but `default` where driver or card has not got it; every other failure still raises."""
