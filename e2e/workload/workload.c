@@ -242,7 +242,7 @@ static int wait_free(const char *size, const char *milliseconds)
 struct tally {
 	_Atomic uint64_t held;
 	_Atomic uint64_t peak;
-	_Atomic uint64_t operations;
+	_Atomic uint64_t allocations;
 	_Atomic uint64_t refused;
 	_Atomic uint64_t broken;
 };
@@ -256,7 +256,7 @@ static void count_up(struct tally *tally, uint64_t bytes)
 		;
 }
 
-static void race_once(struct tally *tally, uint64_t operations, uint64_t largest, unsigned int seed)
+static void race_once(struct tally *tally, uint64_t allocations, uint64_t largest, unsigned int seed)
 {
 	struct {
 		uint64_t address, bytes;
@@ -267,7 +267,7 @@ static void race_once(struct tally *tally, uint64_t operations, uint64_t largest
 		atomic_fetch_add(&tally->broken, 1);
 		return;
 	}
-	for (uint64_t i = 0; i < operations; i++) {
+	for (uint64_t asked = 0; asked < allocations;) {
 		bool take = live == 0 || (live < MAX_HELD && rand_r(&seed) % 100 < 60);
 
 		if (take) {
@@ -277,6 +277,8 @@ static void race_once(struct tally *tally, uint64_t operations, uint64_t largest
 						 largest;
 			int code = driver.allocate(&held[live].address, bytes);
 
+			asked++;
+			atomic_fetch_add(&tally->allocations, 1);
 			if (!code) {
 				held[live++].bytes = bytes;
 				count_up(tally, bytes);
@@ -293,7 +295,6 @@ static void race_once(struct tally *tally, uint64_t operations, uint64_t largest
 				atomic_fetch_add(&tally->broken, 1);
 			held[victim] = held[--live];
 		}
-		atomic_fetch_add(&tally->operations, 1);
 	}
 	while (live--) {
 		atomic_fetch_sub(&tally->held, held[live].bytes);
@@ -301,11 +302,12 @@ static void race_once(struct tally *tally, uint64_t operations, uint64_t largest
 	}
 }
 
-/* race PROCESSES OPERATIONS LARGEST LIMIT SEED [FILE]: each process takes and gives back at random. */
+/* race PROCESSES ALLOCATIONS LARGEST LIMIT SEED [FILE]: each process takes and gives back at random until it
+ * has asked that often. */
 static int race(int argc, char **argv)
 {
 	unsigned int processes = (unsigned int)atoi(argv[0]), seed = (unsigned int)atoi(argv[4]), broken = 0;
-	uint64_t operations = strtoull(argv[1], NULL, 10), largest = parse_size(argv[2]),
+	uint64_t allocations = strtoull(argv[1], NULL, 10), largest = parse_size(argv[2]),
 		 limit = parse_size(argv[3]);
 	int file = argc > 5 ? open(argv[5], O_RDWR | O_CREAT, 0666) : -1;
 	struct tally *tally;
@@ -323,7 +325,7 @@ static int race(int argc, char **argv)
 		pid_t child = fork();
 
 		if (child == 0) {
-			race_once(tally, operations, largest, seed * 1000 + i);
+			race_once(tally, allocations, largest, seed * 1000 + i);
 			fflush(stdout);
 			_exit(0);
 		}
@@ -333,9 +335,9 @@ static int race(int argc, char **argv)
 	for (int status; wait(&status) > 0;)
 		broken += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
 	broken += (unsigned int)atomic_load(&tally->broken);
-	printf("{\"event\":\"race\",\"operations\":%" PRIu64 ",\"refused\":%" PRIu64 ",\"peak\":%" PRIu64
+	printf("{\"event\":\"race\",\"allocations\":%" PRIu64 ",\"refused\":%" PRIu64 ",\"peak\":%" PRIu64
 	       ",\"limit\":%" PRIu64 ",\"left\":%" PRIu64 ",\"broken\":%u}\n",
-	       atomic_load(&tally->operations), atomic_load(&tally->refused), atomic_load(&tally->peak),
+	       atomic_load(&tally->allocations), atomic_load(&tally->refused), atomic_load(&tally->peak),
 	       limit, atomic_load(&tally->held), broken);
 	return broken ? EXIT_FAILURE : limit && atomic_load(&tally->peak) > limit ? EXIT_OVER : 0;
 }
@@ -357,6 +359,6 @@ int main(int argc, char **argv)
 	fprintf(
 	    stderr,
 	    "use: workload show | idle | alloc [--device N] [--hold] SIZE… | wait-free SIZE MILLISECONDS |\n"
-	    "     race PROCESSES OPERATIONS LARGEST LIMIT SEED [FILE]\n");
+	    "     race PROCESSES ALLOCATIONS LARGEST LIMIT SEED [FILE]\n");
 	return 64;
 }

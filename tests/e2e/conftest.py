@@ -39,6 +39,8 @@ class Variant:
     gates: dict[str, bool] = field(default_factory=dict)
     shares: bool = True
     """The API server keeps consumable capacity; without it the driver offers slots."""
+    extended_resources: bool = True
+    """A DeviceClass can stand for an extended resource."""
     cards_a_node: int = 2
     """How many of a node's two cards the scheduler can fill."""
 
@@ -48,8 +50,8 @@ VARIANTS = [
     Variant("1.37", "1.37"),
     # Its allocator looks at the capacity of the first device of a slice, whichever it is about to give away, so that
     # nothing more is given away of a slice when its first card is full.
-    Variant("1.34-sharing", "1.34", dict(DRA_SHARING_GATES), cards_a_node=1),
-    Variant("1.34-slots", "1.34", shares=False),
+    Variant("1.34-sharing", "1.34", dict(DRA_SHARING_GATES), extended_resources=False, cards_a_node=1),
+    Variant("1.34-slots", "1.34", shares=False, extended_resources=False),
 ]
 # Two slots of 12 GiB on a card of 24 GiB, so that a claim of 10 GiB fits twice and no third time in either mode.
 NODE_CONFIG = {"defaults": {"mode": "auto", "slots": 2}}
@@ -71,10 +73,17 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_collection_modifyitems(config, items):
     """What a variant lacks is left out, not skipped."""
-    lacking = {i for i in items if i.get_closest_marker("needs_shares") and (v := _variant_of(i)) and not v.shares}
+    lacking = {i for i in items if (v := _variant_of(i)) and _lacks(v, i)}
     if lacking:
         config.hook.pytest_deselected(items=list(lacking))
         items[:] = [i for i in items if i not in lacking]
+
+
+def _lacks(variant, item):
+    return bool(
+        (item.get_closest_marker("needs_shares") and not variant.shares)
+        or (item.get_closest_marker("needs_extended_resources") and not variant.extended_resources)
+    )
 
 
 def _variant_of(item):

@@ -85,8 +85,7 @@ def traces(local, node, given):
     return found
 
 
-def test_named_claim_is_one_share_for_both_of_its_pods(stage):
-    """cases.md B094."""
+def test_b094_named_claim_is_one_share_for_both_of_its_pods(stage):
     stage.create(
         claim("team", share("6Gi")),
         *(pod(p, claims={"gpu": named("team")}) for p in ("first", "second")),
@@ -115,6 +114,29 @@ def test_template_gives_each_pod_a_claim_of_its_own(stage):
     assert first.claim_uid != second.claim_uid
     stage.hold("first", "3Gi")
     assert stage.allocate("second", "3Gi")[0]["result"] == "CUDA_SUCCESS"
+
+
+def test_b104_b106_two_shares_of_one_card_hold_what_each_was_given(cluster, stage, variant):
+    card = cards_of(cluster, cluster.nodes[0])[0]
+    stage.create(
+        claim_template("four", share("4Gi", selectors=[is_card(card)])),
+        claim_template("six", share("6Gi", selectors=[is_card(card)])),
+        pod("four", claims={"gpu": from_template("four")}),
+        pod("six", claims={"gpu": from_template("six")}),
+    )
+    stage.running("four", "six")
+    if variant.shares:
+        assert [stage.allocations(p)[0].memory_bytes for p in ("four", "six")] == [4 * GIB, 6 * GIB]
+        assert stage.allocations("four")[0].device == stage.allocations("six")[0].device
+    for name in ("four", "six"):
+        (given,) = stage.allocations(name)
+        (seen,) = stage.show(name)
+        assert (seen["uuid"], seen["total"]) == (card, given.memory_bytes)
+        one_more = f"{given.memory_bytes // GIB + 1}Gi"
+        assert stage.allocate(name, one_more)[0]["result"] == OUT_OF_MEMORY
+    stage.delete_pod("four")
+    assert stage.show("six")[0]["total"] == stage.allocations("six")[0].memory_bytes
+    assert stage.allocate("six", "5Gi")[0]["result"] == "CUDA_SUCCESS"
 
 
 def test_claim_with_two_cards_shows_both_in_the_claims_order(cluster, stage):
@@ -157,6 +179,36 @@ def test_b103_only_the_container_that_names_the_claim_gets_the_card(stage):
     assert without.lines[-1]["why"] == "libcuda.so.1 cannot be loaded"
     inside = "ls /usr/local/vgpu /etc/ld.so.preload /dev/nvidia0; env | grep -c NVIDIA_VISIBLE_DEVICES"
     assert "vgpu" not in stage.exec("mixed", "sh", "-c", inside, container="not").stdout
+
+
+@pytest.mark.needs_extended_resources
+def test_b103_an_extended_resource_reaches_the_container_that_asks_for_it(cluster, stage):
+    """The scheduler makes a claim of its own, with a request mapping instead of the pod's references."""
+    resource = f"{stage.namespace}.example.com/gpu"
+    card = cards_of(cluster, cluster.nodes[0])[0]
+    whole = {
+        "apiVersion": RESOURCE_API,
+        "kind": "DeviceClass",
+        "metadata": {"name": f"{stage.namespace}.example.com"},
+        "spec": {
+            "extendedResourceName": resource,
+            "selectors": [{"cel": {"expression": f'device.driver == "{names.DRIVER}" && ({is_card(card)})'}}],
+        },
+    }
+    asking = pod("mixed", containers=[container(n, ["workload", "idle"]) for n in ("has", "not")])
+    asking["spec"]["containers"][0]["resources"] = {"requests": {resource: "1"}, "limits": {resource: "1"}}
+    cluster.api.create(whole)
+    try:
+        stage.create(asking)
+        stage.running("mixed")
+        assert [d["uuid"] for d in stage.show("mixed", container="has")] == [card]
+        assert stage.exec("mixed", "cat", names.CONTAINER_PRELOAD, container="has").stdout.strip()
+        without = stage.exec("mixed", "workload", "show", container="not")
+        assert without.lines[-1]["why"] == "libcuda.so.1 cannot be loaded"
+        assert stage.exec("mixed", "ls", names.CONTAINER_PRELOAD, container="not").status != 0
+        stage.delete_pod("mixed")
+    finally:
+        cluster.api.delete(RESOURCE_API, "DeviceClass", whole["metadata"]["name"])
 
 
 def test_b127_libraries_and_tools_are_found_without_any_setting(stage):
