@@ -21,11 +21,16 @@ _LINK_LIMIT: Final = 40
 
 
 class HostTree:
-    """The host's files. Every path taken and returned is a host path, as CDI wants it."""
+    """The host's files. Every path taken and returned is a host path, as CDI wants it.
+
+    One object is one look at the host: which of the directories on a way are links is asked once.
+    """
 
     def __init__(self, prefix: str = "") -> None:
         """`prefix`: where this process sees the host's `/`; "" = at `/`."""
         self.prefix = prefix.rstrip("/")
+        self._links: dict[str, str] = {}
+        """Where a link leads that was on a way already; "" for what is none."""
 
     def local(self, path: str) -> Path:
         """Where this process finds the host's `path`. Links in it have to be resolved before."""
@@ -46,16 +51,17 @@ class HostTree:
                 if done:
                     done.pop()
                 continue
-            here = "/".join([root, *done, part])
             # Text, not a Path: this is asked a hundred times a claim, and making Paths took most of the time.
-            status = os.lstat(self.prefix + here)
-            if not stat.S_ISLNK(status.st_mode):
+            here = "/".join([root, *done, part])
+            target = self._links.get(here) if pending else None
+            if target is None:
+                target = self._links[here] = self._target(here)
+            if not target:
                 done.append(part)
                 continue
             links += 1
             if links > _LINK_LIMIT:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), here)
-            target = str(self.local(here).readlink())
             if target.startswith("/"):
                 done = []
             pending += [item for item in reversed(target.split("/")) if item not in {"", "."}]
@@ -100,6 +106,12 @@ class HostTree:
             return self.local(path).read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return ""
+
+    def _target(self, path: str) -> str:
+        """Where the link at `path` leads; "" when something else is there. Raises `OSError` when nothing is."""
+        if not stat.S_ISLNK(os.lstat(self.prefix + path).st_mode):
+            return ""
+        return os.readlink(self.prefix + path)  # noqa: PTH115 - as above
 
     def _mode(self, path: str) -> int:
         try:

@@ -173,7 +173,8 @@ class SpecStore:
         wanted = [device.name.encode() for device in spec.devices]
         for directory in (self.directory, *self._other_directories):
             for entry in _entries(directory):
-                if not entry.name.endswith(SPEC_SUFFIXES) or (directory == self.directory and self._id_of(entry.name)):
+                name = entry.name
+                if not name.endswith(SPEC_SUFFIXES) or (directory == self.directory and self._id_of(name)):
                     continue
                 text = self._foreign_text(entry, kind)
                 held = next(

@@ -210,10 +210,14 @@ class Reaper:
 
     def _refresh_grants(self, names: frozenset[str]) -> None:
         self._grants_age += 1
-        if self._grants_age < _GRANTS_EVERY and self._grants.keys() == names:
+        if self._grants_age >= _GRANTS_EVERY:
+            self._grants_age = 0
+            self._grants = self._regions.grants(names)
+        elif self._grants.keys() == names:
             return
-        self._grants_age = 0
-        self._grants = self._regions.grants()
+        else:
+            kept = {name: grant for name, grant in self._grants.items() if name in names}
+            self._grants = kept | self._regions.grants(names - kept.keys())
         self._damaged = {name for name in names - self._grants.keys() if self._regions.grant_file(name).exists()}
 
     def _read(self, name: str) -> bool:

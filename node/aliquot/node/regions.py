@@ -15,7 +15,7 @@ import errno
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -140,10 +140,10 @@ class Regions:
             except FileNotFoundError:
                 return None
 
-    def grants(self) -> dict[str, Grant]:
-        """All grants that can be read; a file that cannot is the reaper's to report."""
+    def grants(self, among: Collection[str] | None = None) -> dict[str, Grant]:
+        """All grants (or those `among` them) that can be read; a file that cannot is the reaper's to report."""
         found: dict[str, Grant] = {}
-        for name in sorted(self.names()):
+        for name in sorted(self.names() if among is None else among):
             with contextlib.suppress(OSError):
                 found[name] = self.library.grant_read(self.grant_file(name))
         return found
