@@ -47,7 +47,7 @@ test: venv hook fakegpu ## The tests: pure ones, the C libraries, and one real c
 
 .PHONY: test-hook
 test-hook: venv hook fakegpu ## The hook's tests only, its sources under the sanitizers among them
-	$(PYTEST) tests/hook $(PYTEST_ARGS)
+	$(PYTEST) tests/hook -n 2 --dist loadfile $(PYTEST_ARGS)
 
 ##@ Parts
 
@@ -119,6 +119,11 @@ bench: venv hook fakegpu ## The figures we publish, each beside a floor or peer 
 .PHONY: bench-hook
 bench-hook: venv hook fakegpu ## The figures of the hook only
 	@scripts/bench.sh $(PY) bench/hook/run.py
+
+.PHONY: fuzz
+fuzz: venv hook ## Ten million inputs each to what the hook reads of others (an hour; keeps a corpus in build/fuzz)
+	ALIQUOT_FUZZ_ROUNDS=$(or $(ROUNDS),10000000) ALIQUOT_FUZZ_CORPUS=$(CURDIR)/build/fuzz \
+	  $(PYTEST) tests/hook/test_hook_fuzz.py -n 2 --dist load $(PYTEST_ARGS)
 
 .PHONY: check
 check: lint type control-plane test e2e ## What decides whether a change lands

@@ -129,12 +129,12 @@ enum aq_mode aq_grants_read(void)
 	if (!aq_path(path, sizeof(path), aq_root, "grants", NULL))
 		return AQ_MODE_REFUSED;
 	int rc = aq_list_folder(path, remember, &folder);
-	if (rc == -ENOENT || (rc == 0 && folder.count == 0))
+	if (rc == -ENOENT || (rc == 0 && folder.count == 0 && !folder.too_many))
 		return AQ_MODE_OFF;
 	if (rc < 0)
 		return AQ_REFUSE_BECAUSE(path, " cannot be read");
 	if (folder.too_many)
-		return AQ_REFUSE_BECAUSE(path, " holds more than 64 grants");
+		return AQ_REFUSE_BECAUSE(path, " holds more than 64 grants, or one whose name is too long");
 	for (uint32_t i = 0; i < folder.count; i++) {
 		const char *why = open_grant(folder.names[i]);
 		if (why)
