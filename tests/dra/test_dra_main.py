@@ -207,6 +207,12 @@ def test_an_api_server_that_is_away_is_waited_for(command, control_plane):
     command.folders.kubeconfig = away
     command.start()
     dra_rig.wait_for(lambda: "no answer from https://127.0.0.1" in command.get("/readyz")[1], "the reason")
+    (reason,) = (text for text in command.get("/readyz")[1].split(": cannot ") if "no answer" in text)
+    assert "Connection refused; see that the API server is up and that this node reaches it there" in reason
+    code, out, _ = command.run("--check", "--output", "json")
+    about_server = [line for line in json.loads(out) if line["area"] == "api server"]
+    assert code == Exit.CHECK_FAILED
+    assert [line["outcome"] for line in about_server] == ["failed", "warning"], "one fault, told once"
     assert command.end() == Exit.OK
 
 

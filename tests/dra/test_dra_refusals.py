@@ -21,6 +21,7 @@ SILENT = {
     "cdi/aliquot/cdi/version.py": "reads spec files of others",
     "api/aliquot/api/quantity.py": "stands behind the name of the field",
     "api/aliquot/kube/client.py": "begins with what could not be done",
+    "dra_driver/aliquot/dra/check.py": "each line of the report has its next step beside it",
     "api/aliquot/kube/reflector.py": "only in the log",
     "node/aliquot/node/cuda_probe.py": "the probe's answer is none",
 }

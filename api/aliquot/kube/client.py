@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import http.client
 import os
+import re
 import socket
 import threading
 import time
@@ -183,7 +184,9 @@ class Kube:
                 answer = call(self._session)
         except (HTTPError, http.client.HTTPException, OSError) as error:
             raise Unreachable(
-                f"cannot {about}: no answer from {session.host}: {foreign(error)}", reason=type(error).__name__
+                f"cannot {about}: no answer from {session.host}: {_plain(error)}; see that the API server is up and "
+                "that this node reaches it there",
+                reason=type(error).__name__,
             ) from error
         return answer, about
 
@@ -300,6 +303,14 @@ class Kube:
         except NotFound:
             return False
         return True
+
+
+def _plain(error: Exception) -> str:
+    """What went wrong, without the object of urllib3's that it begins with; the host is named already."""
+    return _OBJECT.sub("", foreign(error))
+
+
+_OBJECT: Final = re.compile(r"^\w+\(host=.*?\): ")
 
 
 def _once_more_if_idle_connection_was_closed(method: str, call: Callable[[], T]) -> T:

@@ -63,8 +63,10 @@ class Session:
             configuration.connection_pool_maxsize = POOL_SIZE
             pool = RESTClientObject(configuration).pool_manager
         except Exception as error:  # YAML, base64, TLS and the package's own checks fail each in their own way
+            # A text where a mapping belongs trips the package itself.
+            why = "it is no kubeconfig" if isinstance(error, TypeError | AttributeError) else foreign(error)
             raise SettingsError(
-                f"cannot use {source.described}: {foreign(error)}; check that it is readable and names a cluster"
+                f"cannot use {source.described}: {why}; check that it is readable and names a cluster"
             ) from error
         self.host: str = configuration.host.rstrip("/")
         self.pool: urllib3.PoolManager = pool

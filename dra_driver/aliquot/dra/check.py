@@ -239,9 +239,13 @@ def _api(settings: Settings, found: list[Features]) -> Iterator[Line]:
     except SettingsError as err:
         yield Line(area="api server", subject="credentials", outcome=Outcome.FAILED, text=str(err))
         return
-    yield _tried(
+    version = _tried(
         "api server", "version", lambda: f"{kube.get(paths.VERSION, ServerVersion).git_version} at {kube.host}"
     )
+    yield version
+    if version.outcome is Outcome.FAILED:
+        yield _warning("api server", "fields and rights", "could not be asked for", "first see that it answers")
+        return
     node: list[Node] = []
     yield _tried("api server", f"node {settings.node_name}", lambda: _node(kube, settings.node_name, node))
     for one in node:
@@ -305,8 +309,13 @@ def _right(kube: Kube, verb: str, group: str, resource: str, why: str, *, needed
 
 def _writable(path: Path) -> str:
     """`path` when it is a directory that we can write in; tried with a file that is gone again at once."""
-    with tempfile.TemporaryFile(dir=path):
-        return str(path)
+    if not path.is_dir():
+        raise SettingsError(f"{path} is not there" if not path.exists() else f"{path} is no directory")
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            return str(path)
+    except OSError as err:
+        raise SettingsError(f"{path} cannot be written: {foreign(err.strerror)}") from err
 
 
 def _creatable(path: Path) -> str:

@@ -340,8 +340,8 @@ class Driver:
 
     def _spawn(self, name: str, work: Callable[[threading.Event], None]) -> None:
         thread = threading.Thread(target=work, args=(self.stop,), name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # only now: one that has not begun is not alive either
 
     # ---- what leads to what
 
