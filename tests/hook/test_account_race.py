@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 INCLUDES = [f"-I{ROOT}/hook/include", f"-I{ROOT}/hook/src"]
 ACCOUNT = [*INCLUDES, f"{ROOT}/hook/src/account.c"]
 LIMIT = 10_000
+KILLS = 120
 
+
+STUB = "GPU-" + "-".join(["aa" * 4, "aa" * 2, "aa" * 2, "aa" * 2, "aa" * 6])
 
 ADDER = """
 #include <fcntl.h>
@@ -69,10 +72,8 @@ def test_storm_of_kills(field, compile_c, node):
     adder = compile_c(ADDER)
     chance = random.Random(4)
     running: list[subprocess.Popen] = []
-    killed = 0
-    end = time.monotonic() + 12
     seed = 0
-    while time.monotonic() < end:
+    for _ in range(KILLS):
         while len(running) < 6:
             seed += 1
             running.append(racer(field, program, 10**15, 2, seed))
@@ -92,12 +93,11 @@ def test_storm_of_kills(field, compile_c, node):
         assert subprocess.run([str(adder), str(field[1]), str(-held)], check=False).returncode == 0
         report = node.settle(field[0], owner)
         assert report.reaped == 1
-        killed += 1
     for process in running:
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-    assert killed > 20
+    assert truth_of(field)[1] > LIMIT * 0.98, "the limit was never reached, so nothing was tested"
     owners = [int.from_bytes(field[0].read_bytes()[4096 + 128 * i : 4104 + 128 * i], "little") for i in range(64)]
     report = node.settle(field[0], *[o for o in owners if o])
     assert (report.used_bytes, report.unsettled) == (0, 0)
@@ -111,6 +111,32 @@ def test_kill_at_every_instruction(field, compile_c, operation):
     )
     assert done.returncode == 0, done.stdout
     assert int(done.stdout) > 20
+
+
+def test_grant_changes_whole_whatever_instruction_its_writer_is_killed_at(tmp_path, hook_builds, compile_c):
+    """A resize cut short leaves the grant before or the new one, and the next resize goes through."""
+    sources = [f"{ROOT}/hook/src/{s}.c" for s in ("region_grant", "region_map", "guard")]
+    program = compile_c("grant_step.c", *INCLUDES, *sources, "-O2", "-static")
+    done = subprocess.run([str(program), str(tmp_path)], check=False, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout
+    steps, states = map(int, done.stdout.split())
+    assert steps > 1000
+    assert states > 20
+
+
+@pytest.mark.parametrize("operation", ["alloc", "refused", "resize", "context"])
+def test_the_hook_killed_at_every_instruction(stub_box, stub_driver, compile_c, operation):
+    """From a program's call to its return: claim, charge, driver, give back, refusal, a grant that has changed."""
+    stub_box.grant("g", STUB, 100 << 20, context_overhead=(3 << 20) * (operation == "context"))
+    sources = [f"{ROOT}/hook/src/{s}.c" for s in ("account", "region_grant", "region_map", "guard")]
+    link = [f"-L{stub_driver}", "-l:libcuda.so.1", "-Wl,--no-as-needed"]
+    program = compile_c("hook_step.c", *INCLUDES, *sources, "-O2", *link)
+    grant = stub_box.root / "grants" / "g"
+    result = stub_box.run([str(program), str(stub_box.region("g")), str(grant), operation], ok=False, timeout=110)
+    assert result.code == 0, result.out
+    steps, states = map(int, result.out.split()[-2:])
+    assert steps > 1000
+    assert states > (1 if operation == "refused" else 4)
 
 
 SANITIZERS = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover"]}
