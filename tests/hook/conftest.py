@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 HOOK = ROOT / "build" / "hook"
 DRIVER = ROOT / "build" / "fakegpu" / "usr" / "lib" / "x86_64-linux-gnu"
+AGES = ("470", "525", "550", "580")
 PROGRAMS = HERE / "programs"
 MARK = b"@AQ_ROOT_PATCHABLE@"
 GIB, MIB = 1 << 30, 1 << 20
@@ -242,10 +243,24 @@ def stub_box(tmp_path: Path, hook_builds: Path, stub_driver: Path) -> Box:
     return Box(tmp_path, "libvgpu-strict.so", stub_driver, None)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests with the mark every_driver run over each age of the fake driver, the others over the newest."""
+    if metafunc.definition.get_closest_marker("every_driver"):
+        metafunc.parametrize("driver_age", AGES, indirect=True)
+
+
 @pytest.fixture
-def box(tmp_path: Path, hook_builds: Path, cards: Path) -> Box:
+def driver_age(request: pytest.FixtureRequest) -> str:
+    """Which of AGES the driver of `box` is."""
+    return str(getattr(request, "param", AGES[-1]))
+
+
+@pytest.fixture
+def box(tmp_path: Path, hook_builds: Path, cards: Path, driver_age: str) -> Box:
     """A container over the fake driver with two 24 GiB cards, no grant yet; the strict build."""
-    return Box(tmp_path, "libvgpu-strict.so", DRIVER, cards)
+    root = DRIVER if driver_age == AGES[-1] else Path(str(DRIVER).replace("/fakegpu/", f"/fakegpu-{driver_age}/"))
+    assert (root / "libcuda.so.1").exists(), "make fakegpu"
+    return Box(tmp_path, "libvgpu-strict.so", root, cards)
 
 
 @pytest.fixture

@@ -84,9 +84,8 @@ say(again=pynvml.nvmlDeviceGetMemoryInfo(h).total)
     assert result.last == {"again": GIB}
 
 
-@pytest.mark.parametrize("age", ["470", "525", "550", ""])
-def test_drivers_of_every_age(tmp_path, hook_builds, cards, age, make_aged_box):
-    box = make_aged_box(age)
+@pytest.mark.every_driver
+def test_drivers_of_every_age(box):
     box.grant("a", A, GIB, context_overhead=64 * MIB)
     got = box.run(
         MORE
@@ -107,18 +106,6 @@ say(version=n.value, rc=rc, over=over, retain=retain, nvml=nvml(), used=before)
     assert got["retain"] == 0
     assert got["nvml"][0] == GIB
     assert got["nvml"][2] == got["used"]
-
-
-@pytest.fixture
-def make_aged_box(tmp_path, cards, hook_builds, box):
-    def make(age: str):
-        root = BUILD / (f"fakegpu-{age}" if age else "fakegpu")
-        driver = root / "usr" / "lib" / "x86_64-linux-gnu"
-        assert (driver / "libcuda.so.1").exists(), "make fakegpu"
-        box.env["LD_LIBRARY_PATH"] = str(driver)
-        return box
-
-    return make
 
 
 def test_nvidia_smi_shows_the_share(box):

@@ -12,6 +12,7 @@ GIB, MIB = 1 << 30, 1 << 20
 MORE = "from memory import *\n"
 
 
+@pytest.mark.every_driver
 def test_b144_graph_memory_is_part_of_the_use(run):
     got = run(
         """
@@ -72,6 +73,7 @@ say(rc=rc, one=one <= 128*MIB, used=used() <= 256*MIB)
     assert got["used"]
 
 
+@pytest.mark.every_driver
 def test_b199_differences_are_the_same_in_both_views(run):
     got = run(
         """
@@ -93,6 +95,7 @@ say(rc=rc, launched=launched, seen=seen)
     assert free[0] - free[3] == 600 * MIB
 
 
+@pytest.mark.every_driver
 def test_b195_nothing_of_ours_is_called_in_a_capture_that_must_not_be(box, cards):
     """The driver fails every query and synchronisation while a capture is active, and so breaks the capture."""
     cards.with_name("config.json.control").write_text(json.dumps({"forbid_in_capture": True}))

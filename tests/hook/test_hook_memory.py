@@ -16,6 +16,7 @@ GIB, MIB = 1 << 30, 1 << 20
 MORE = "from memory import *\n"
 
 
+@pytest.mark.every_driver
 def test_behaviours_1_to_5_and_7_fits_exact_back_and_shown(run):
     got = run("""
 start()
@@ -32,11 +33,13 @@ say(seen=seen, refused=refused, rest=rest, back=back)
     assert got["back"] == [0, 600 * MIB, 0, 2]
 
 
+@pytest.mark.every_driver
 def test_behaviour_6_no_limit_shows_the_card(run):
     got = run("start()\nsay(t=total(), i=info(), n=nvml()[0])", memory=0)
     assert got == {"t": 24 * GIB, "i": [24 * GIB, 24 * GIB], "n": 24 * GIB}
 
 
+@pytest.mark.every_driver
 def test_behaviour_8_each_card_its_own(box):
     box.grant("a", A, GIB)
     box.grant("b", B, 2 * GIB)
@@ -72,6 +75,7 @@ say(n=n.value, rc=rc, mine=[alloc(GIB)[0], alloc(1)[0]])
     assert box.complaints("a") == 4
 
 
+@pytest.mark.every_driver
 @pytest.mark.parametrize("visible", ["1", B, "GPU-bbbbbbbb"])
 def test_behaviours_9_and_10_visible_devices(box, visible):
     box.grant("a", A, GIB)
@@ -94,6 +98,7 @@ def test_b165_two_processes_on_two_cards(box):
     two.communicate("\n", timeout=20)
 
 
+@pytest.mark.every_driver
 def test_behaviour_11_a_context_costs_once_per_process(box):
     box.grant("a", A, GIB, context_overhead=200 * MIB)
     got = box.run(
@@ -139,6 +144,7 @@ def test_b147_limit_below_the_context(box):
     assert box.complaints("a") == 1
 
 
+@pytest.mark.every_driver
 def test_memory_goes_with_its_context(run):
     got = run(
         """
@@ -155,6 +161,7 @@ say(before=before, middle=middle, after=used())
     assert got == {"before": 418 * MIB, "middle": 264 * MIB, "after": 64 * MIB}
 
 
+@pytest.mark.every_driver
 def test_reset_of_the_primary_context_gives_everything_back(run):
     got = run(
         """
@@ -168,6 +175,7 @@ say(before=before, rc=rc, after=nvml()[2])
     assert got == {"before": 364 * MIB, "rc": 0, "after": 0}
 
 
+@pytest.mark.every_driver
 def test_b142_every_call_over_the_limit_says_out_of_memory(run):
     got = run("""
 start(); own = pool(); big = 2*GIB
@@ -181,6 +189,7 @@ say(rc=rc, name=name.value.decode(), used=used(), smaller=alloc(GIB)[0])
     assert (got["name"], got["used"], got["smaller"]) == ("CUDA_ERROR_OUT_OF_MEMORY", 0, 0)
 
 
+@pytest.mark.every_driver
 def test_b139_figures_step_by_step(run):
     got = run("""
 start(); seen = []
@@ -191,6 +200,7 @@ say(seen=seen, nvml=nvml()[2])
     assert got == {"seen": [100 * MIB, 300 * MIB, 300 * MIB + 512], "nvml": 300 * MIB + 512}
 
 
+@pytest.mark.every_driver
 def test_b146_outputs_that_are_missing(box):
     box.grant("a", A, GIB)
     code = (

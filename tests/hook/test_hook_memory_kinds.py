@@ -12,6 +12,7 @@ B = "GPU-bbbbbbbb-0000-4000-8000-00000000000b"
 GIB, MIB = 1 << 30, 1 << 20
 
 MORE = "from memory import *\n"
+pytestmark = pytest.mark.every_driver
 
 
 def test_behaviour_13_managed_is_counted_and_stays_managed(run):
@@ -81,7 +82,7 @@ say(rc=rc, used=seen, over=over, free=free_async(p), sync=sync(), after=used())
     assert got == {"rc": 0, "used": 512 * MIB, "over": 2, "free": 0, "sync": 0, "after": 0}
 
 
-def test_b133_explicit_pool(run):
+def test_behaviours_15_and_19_and_b133_explicit_pool(run):
     got = run(
         """
 start(); own = pool()
