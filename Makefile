@@ -35,12 +35,12 @@ help: ## List the targets
 	@printf '\nVariables: MINOR=%s (Kubernetes of `test` and `demo`), KEEP=1 (`demo` leaves the cluster up), PYTHON=%s\n' '$(MINOR)' '$(PYTHON)'
 
 .PHONY: demo
-demo: venv hook fakegpu ## Two pods share one (fake) card on a real Kubernetes; a minute of story (KEEP=1 leaves it up)
-	@$(PY) e2e/tools/build.py cluster --minor $(MINOR)
+demo: root venv hook fakegpu ## Two pods share one (fake) card on a real Kubernetes; a minute of story (KEEP=1 leaves it up)
 	@$(PY) -m aliquot.e2e.demo --minor $(MINOR) $(if $(KEEP),--keep)
 
 .PHONY: test
 test: venv hook fakegpu ## The tests: pure ones, the C libraries, and one real control plane (about 5 minutes warm)
+	@[[ $$EUID = 0 ]] || echo "test: without root the tests of what runs as root on a node are left out; sudo make test runs all"
 	@$(PY) e2e/tools/build.py control-plane --minor $(MINOR)
 	$(PYTEST) tests --ignore=tests/e2e -n 2 --dist loadfile $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(PY) tests/kube/run_other_client.py -q)
@@ -54,6 +54,12 @@ test-hook: venv hook fakegpu ## The hook's tests only, its sources under the san
 .PHONY: apt
 apt: ## Debian packages that the other targets need (does nothing where they are there)
 	@$(call once,apt,scripts/apt.sh e2e/apt-packages.txt)
+
+.PHONY: root
+root: # said before anything is built for a quarter of an hour
+	@[[ $$EUID = 0 || $${ALIQUOT_E2E_PROVIDER:-local} != local ]] || { \
+	  echo "$(MAKECMDGOALS) makes network and mount namespaces and starts containers, so it needs root: run it with sudo" >&2; \
+	  exit 1; }
 
 .PHONY: venv
 venv: $(VENV)/.ready ## The Python environment, from hash-pinned locks
@@ -76,6 +82,10 @@ hook: headers ## The hook: build/hook/libvgpu.so, libvgpu-strict.so, and the nod
 .PHONY: fakegpu
 fakegpu: headers ## The fake driver: build/fakegpu, a driver root with libcuda, libnvidia-ml and nvidia-smi
 	@$(call once,fakegpu,$(call make_of,fakegpu/build.mk) fakegpu)
+
+.PHONY: image
+image: venv hook ## Our own container image as an OCI archive, build/aliquot-dev.tar
+	@$(PY) -m aliquot.e2e.images
 
 .PHONY: control-plane
 control-plane: venv ## Kubernetes of all minors, built once into the cache (five minutes each, cold)
@@ -104,11 +114,11 @@ type: venv ## mypy, strict, for each Python we support
 	  $(BIN)/mypy --python-version $$v --cache-dir .mypy_cache/$$v; done
 
 .PHONY: e2e
-e2e: venv hook fakegpu control-plane ## The stories on real clusters of three Kubernetes minors
+e2e: root venv hook fakegpu control-plane ## The stories on real clusters of three Kubernetes minors
 	$(PYTEST) tests/e2e -m 'not full' -n 2 $(PYTEST_ARGS)
 
 .PHONY: e2e-full
-e2e-full: venv hook fakegpu control-plane ## The stories with every kill point on every minor (long)
+e2e-full: root venv hook fakegpu control-plane ## The stories with every kill point on every minor (long)
 	$(PYTEST) tests/e2e --timeout 1800 $(PYTEST_ARGS)
 
 .PHONY: bench
@@ -126,7 +136,7 @@ fuzz: venv hook ## Ten million inputs each to what the hook reads of others (an 
 	  $(PYTEST) tests/hook/test_hook_fuzz.py -n 2 --dist load $(PYTEST_ARGS)
 
 .PHONY: check
-check: lint type control-plane test e2e ## What decides whether a change lands
+check: root lint type control-plane test e2e ## What decides whether a change lands
 
 ##@ House-keeping
 

@@ -17,6 +17,12 @@ command -v "$python" >/dev/null || {
 	echo "$python is $("$python" --version 2>&1); Aliquot needs 3.11 to 3.14. Try: make PYTHON=python3.12 …" >&2
 	exit 1
 }
+need_mb=900 # the environment, and wheels on their way into it
+free_mb=$(($(df -Pk . | awk 'NR == 2 {print $4}') / 1024))
+((free_mb >= need_mb)) || {
+	echo "the Python environment needs about $need_mb MB on the disk of $PWD and $free_mb MB are free; free some first" >&2
+	exit 1
+}
 echo "venv: installing $(grep -c '==' requirements/dev.txt) pinned packages into $venv (about a minute)"
 # One whose making was cut, or whose Python is gone from the system, is made anew.
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv"

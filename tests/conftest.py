@@ -22,6 +22,13 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
+def as_root() -> None:
+    """Skips without root: for what runs as root on a node and relies on it."""
+    if os.geteuid() != 0:
+        pytest.skip("what this tests runs as root on a node; run the tests as root")
+
+
+@pytest.fixture(scope="session")
 def fake_driver_root() -> Path:
     """The fake driver as a driver root; skips when it has not been built."""
     root = ROOT / "build" / "fakegpu"

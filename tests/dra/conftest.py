@@ -122,7 +122,7 @@ def make() -> SimpleNamespace:
 
 
 @pytest.fixture
-def rig(tmp_path_factory, control_plane, new_namespace, make, request):
+def rig(as_root, tmp_path_factory, control_plane, new_namespace, make, request):
     """One node of a real API server: `rig.cluster`, `rig.folders`, `rig.kubelet`, `rig.start()`."""
     if not (ROOT / "build/hook/libaliquot-region.so").exists():
         pytest.skip("the region library is not built: make hook")
@@ -130,7 +130,7 @@ def rig(tmp_path_factory, control_plane, new_namespace, make, request):
 
 
 @pytest.fixture
-def rig_on(tmp_path_factory, control_plane_of, new_namespace, make, request):
+def rig_on(as_root, tmp_path_factory, control_plane_of, new_namespace, make, request):
     """`rig_on(minor="1.34")`: like `rig` at another control plane."""
 
     def on(**fields):

@@ -61,7 +61,7 @@ def nvidia_ctk() -> Path:
 
 @pytest.fixture(scope="module")
 def generated(
-    nvidia_ctk: Path, build_dir: Path, tmp_path_factory: pytest.TempPathFactory
+    as_root: None, nvidia_ctk: Path, build_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Any]]:
     """A driver root with three cards, and the spec that nvidia-ctk generates for it."""
     folder = tmp_path_factory.mktemp("ctk")

@@ -42,7 +42,7 @@ def test_bar1(machine):
     assert total == both == 32 << 30
 
 
-def test_ecc_counts_follow_the_control_file_and_can_be_cleared(machine):
+def test_ecc_counts_follow_the_control_file_and_can_be_cleared(as_root, machine):
     code = """
     def counts():
         return [nvmlDeviceGetTotalEccErrors(card, kind, counter) for kind in (0, 1) for counter in (0, 1)]

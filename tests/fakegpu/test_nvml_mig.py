@@ -58,6 +58,7 @@ def test_mode_can_be_turned_on_and_off(machine):
     assert host.nvml(code) == [[0, 0], 0, [1, 1], 0, [0, 0], "InvalidArgument"]
 
 
+@pytest.mark.usefixtures("as_root")
 def test_cards_without_mig_say_so(machine):
     code = """
     result = [error_of(call, card) for call in (nvmlDeviceGetMigMode,)] + [

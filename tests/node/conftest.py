@@ -33,7 +33,7 @@ def region_library() -> Path:
 
 
 @pytest.fixture
-def regions(tmp_path: Path, region_library: Path) -> Regions:
+def regions(as_root: None, tmp_path: Path, region_library: Path) -> Regions:
     return Regions(tmp_path / "run", region_library)
 
 

@@ -148,6 +148,7 @@ def test_an_error_while_waiting_says_nothing_of_the_cards(fake, watch):
     one.stop()
 
 
+@pytest.mark.usefixtures("as_root")
 def test_b115_a_fault_of_one_mig_instance_is_that_instances_alone(fake, watch):
     fake.cards({"profile": "H200", "mig_enabled": True, "uuid": GA})
     program = """

@@ -216,6 +216,7 @@ def test_numa_node_and_pci_root_come_from_the_nodes_sysfs(fake, tmp_path):
     assert read(fake, sysfs=str(tmp_path / "sys"))[0][0]["numa_node"] == 0  # then NVML is asked
 
 
+@pytest.mark.usefixtures("as_root")
 def test_b207_mig_instances_made_outside_are_read_with_their_parents(fake):
     fake.cards({"profile": "H200", "mig_enabled": True}, ONE)
     program = """
