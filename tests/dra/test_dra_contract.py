@@ -166,7 +166,7 @@ def test_b099_a_misspelt_field_fails_the_claim_and_names_it(rig):
     rig.kubelet.undone(claim)
 
 
-def test_b101_another_drivers_device_is_none_of_our_business(rig):
+def test_b101_another_drivers_device_is_none_of_our_business(rig, log_lines):
     rig.start()
     foreign = rig.make.result("nic1", driver="nic.example.com", pool="nics", request="nic")
     claim = rig.cluster.claim("c1", foreign, share(rig))
@@ -174,6 +174,8 @@ def test_b101_another_drivers_device_is_none_of_our_business(rig):
     only = rig.cluster.claim("c2", foreign)
     assert rig.kubelet.prepared(only) == []
     assert only["metadata"]["uid"] not in rig.folders.checkpoint()
+    loud = [line for line in log_lines() if line["log_level"] in {"warning", "error"}]
+    assert not [line for line in loud if "nic" in str(line)]
 
 
 def test_b102_alternatives_are_answered_under_their_main_request(rig):

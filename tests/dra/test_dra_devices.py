@@ -347,6 +347,27 @@ def test_b119_a_queue_can_charge_each_claim_from_slice_and_claim_alone(make):
     assert charge(default) == charge(told) == 24 << 30
 
 
+def test_b115_a_fault_of_one_mig_instance_taints_that_device_alone(make):
+    instances = tuple(
+        MigInstance(
+            uuid=f"MIG-{k}", parent_uuid=make.uuids[0], profile="1g.5gb", gpu_instance=k, compute_instance=0,
+            memory_bytes=5 << 30, multiprocessors=14,
+        ) for k in range(2)
+    )  # fmt: skip
+    cards = make.card(0, mig_capable=True, mig_enabled=True, mig=instances), make.card(1)
+
+    def tainted(**sick):
+        return {
+            d.grant_uuid
+            for d in make.offer(*cards, sick={k.replace("_", "-"): v for k, v in sick.items()}).devices
+            if d.taints
+        }
+
+    assert tainted(MIG_1="Xid 63") == {"MIG-1"}
+    assert tainted() == set()
+    assert tainted(**{make.uuids[0]: "Xid 79"}) == {"MIG-0", "MIG-1"}
+
+
 def test_without_taints_a_sick_card_is_withdrawn_unless_it_is_held(make):
     records: dict = {}
     offering = Offering(
