@@ -179,7 +179,7 @@ def test_non_root_program_shares_the_account(stub_box):
     assert stub_box.run(code).last == {"rc": [0, 2]}
 
 
-def test_nothing_is_left_open_and_nothing_changes_around_the_program(stub_box):
+def test_behaviour_34_nothing_is_left_open_and_nothing_changes_around_the_program(stub_box):
     stub_box.grant("g", STUB, 100 * MIB)
     code = """
 import locale, signal, resource, ctypes

@@ -56,7 +56,38 @@ say(first=first, second=second, nvml=[nvml(0), nvml(1)])
     assert got["nvml"] == [[GIB, 0, GIB], [2 * GIB, 0, 2 * GIB]]
 
 
-def test_b200_and_a_card_that_was_not_granted(box):
+def test_b200_four_cards_each_with_its_own(box, cards):
+    uuids = [f"GPU-{c * 8}-0000-4000-8000-00000000000{c}" for c in "abcd"]
+    cards.write_text(json.dumps({"version": 1, "cards": [{"profile": "Fake24G", "uuid": u} for u in uuids]}))
+    for n, uuid in enumerate(uuids):
+        box.grant(f"g{n}", uuid, 24000 * MIB)
+    code = """
+init(); n = c_int(); call("cuDeviceGetCount", byref(n)); seen = []
+for i in range(n.value):
+    uuid = (c_ubyte * 16)(); call("cuDeviceGetUuid_v2", uuid, i); context(i)
+    seen.append([bytes(uuid)[0], total(i), alloc(20*GIB)[0], alloc(5*GIB)[0]])
+device = c_int(); say(n=n.value, seen=seen, fifth=call("cuDeviceGet", byref(device), 4))
+"""
+    got = box.run(MORE + code).last
+    assert got == {"n": 4, "seen": [[c, 24000 * MIB, 0, 2] for c in (0xAA, 0xBB, 0xCC, 0xDD)], "fifth": 101}
+
+
+def test_b193_a_card_whose_memory_nvml_does_not_tell(box, cards):
+    """Unified memory: the size is CUDA's, the limit holds, and NVML goes on saying that it does not know."""
+    row = {"profile": "Fake24G", "uuid": A, "memory_bytes": "120GiB", "memory_from_nvml": False}
+    cards.write_text(json.dumps({"version": 1, "cards": [row]}))
+    code = """
+start(); lib, device, m = CDLL("libnvidia-ml.so.1"), c_void_p(), NvmlMemory(); lib.nvmlInit_v2()
+lib.nvmlDeviceGetHandleByIndex_v2(0, byref(device)); said = lib.nvmlDeviceGetMemoryInfo(device, byref(m))
+say(total=total(), rc=[alloc(60*GIB)[0], alloc(30*GIB)[0]], nvml=[said, m.total])
+"""
+    box.grant("a", A, 80 * GIB)
+    assert box.run(MORE + code).last == {"total": 80 * GIB, "rc": [0, 2], "nvml": [3, 0]}
+    box.regrant("a", memory_limit=200 * GIB)
+    assert box.run(MORE + code).last == {"total": 120 * GIB, "rc": [0, 0], "nvml": [3, 0]}
+
+
+def test_a_card_that_was_not_granted(box):
     """Both cards are visible, one is granted: the other is there, and cannot be used."""
     box.grant("a", A, GIB)
     result = box.run(

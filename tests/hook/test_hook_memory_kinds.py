@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -153,6 +154,50 @@ rc, p = alloc(512*MIB); four = [thread(lambda: [call("cuCtxSetCurrent", here), f
 say(one=one, two=two, three=three, four=four)
 """)
     assert got == {"one": [0, 0, 0], "two": [0, 0, 0], "three": [0, 0], "four": [0, 0]}
+
+
+FOREIGN = """
+class Handle(Structure):
+    _fields_ = [("type", c_int), ("gap", c_int), ("fd", c_int), ("pad", c_ubyte * 12), ("size", c_ulonglong),
+                ("flags", c_uint), ("rest", c_uint * 16)]
+class Buffer(Structure):
+    _fields_ = [("offset", c_ulonglong), ("size", c_ulonglong), ("flags", c_uint), ("rest", c_uint * 16)]
+if len(sys.argv) > 1:  # the other process: what it imports was charged where it was made
+    start(); fd, out, at = int(sys.argv[1]), c_uint64(), reserve(64*MIB); before = used()
+    rc = [call("cuMemImportFromShareableHandle", byref(out), c_void_p(fd), 1), mapped(at, 64*MIB, out.value)]
+    say(rc=rc, wrong=free(at), more=used() - before, end=[unmap(at, 64*MIB), release(out.value)], after=used() - before)
+    sys.exit()
+import subprocess, tempfile
+start()
+extern, address, plain = c_void_p(), c_uint64(), tempfile.TemporaryFile(); plain.truncate(MIB)
+assert call("cuImportExternalMemory", byref(extern), byref(Handle(1, fd=os.dup(plain.fileno()), size=MIB))) == 0
+assert call("cuExternalMemoryGetMappedBuffer", byref(address), extern, byref(Buffer(0, MIB))) == 0
+held = used(); first = free(address.value)
+say(held=held, first=first, second=free(address.value), after=used(), destroy=call("cuDestroyExternalMemory", extern))
+prop = Prop(1, 1, Location(1, 0)); handle, fd = c_uint64(), c_int()
+assert call("cuMemCreate", byref(handle), c_size_t(64*MIB), byref(prop), c_ulonglong(0)) == 0
+assert call("cuMemExportToShareableHandle", byref(fd), handle, 1, c_ulonglong(0)) == 0
+os.set_inheritable(fd.value, True)
+subprocess.run([sys.executable, sys.argv[0], str(fd.value)], check=True, close_fds=False)
+say(mine=used(), release=release(handle.value), end=used())
+"""
+
+
+def test_b131_pointers_that_were_charged_elsewhere_are_the_drivers_to_free(box, tmp_path):
+    """External memory, and a handle of another process: the driver is called once, and its word is passed on."""
+    box.grant("a", A, GIB)
+    script = tmp_path / "foreign.py"
+    script.write_text(MORE + FOREIGN)
+    log = tmp_path / "calls"
+    hooked = box.run([sys.executable, str(script)], env={"FAKEGPU_LOG": str(log)}).lines
+    freed = [line for line in log.read_text().splitlines() if json.loads(line)["f"] == "cuMemFree_v2"]
+    bare = box.run([sys.executable, str(script)], hooked=False).lines
+    assert len(freed) == 3
+    codes = [[hooked[0][k] for k in ("first", "second", "destroy")], [hooked[1][k] for k in ("rc", "wrong", "end")]]
+    assert codes == [[bare[0][k] for k in ("first", "second", "destroy")], [bare[1][k] for k in ("rc", "wrong", "end")]]
+    assert hooked[1]["rc"] == [0, 0]
+    assert [hooked[0]["held"], hooked[0]["after"], hooked[1]["more"], hooked[1]["after"]] == [0, 0, 0, 0]
+    assert hooked[2] == {"mine": 64 * MIB, "release": 0, "end": 0}
 
 
 def test_behaviour_22_stray_pointers_get_the_drivers_own_error(box):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 A = "GPU-aaaaaaaa-0000-4000-8000-00000000000a"
+CARD_B = "GPU-bbbbbbbb-0000-4000-8000-00000000000b"
 GIB, MIB = 1 << 30, 1 << 20
 
 
@@ -81,7 +82,7 @@ def slots(box, name: str) -> list[int]:
     return [w for w in words if w]
 
 
-def test_one_share_in_two_containers(box, racer, tmp_path):
+def test_behaviour_12_one_share_in_two_pid_namespaces(box, racer, tmp_path):
     """Two pods on one claim: the same usage file at two places, another PID namespace each."""
     box.grant("a", A, 256 * MIB)
     if os.geteuid() != 0:
@@ -396,3 +397,84 @@ say(bad=bad)
         out, err = process.communicate(timeout=60)
         assert (out, err, process.returncode) == ('{"bad": 0}\n', "", 0)
     assert box.node.settle(box.region("a"), *slots(box, "a")).used_bytes == 0
+
+
+# ---- starts ---------------------------------------------------------------------------------------------------
+
+
+def test_b162_a_start_that_is_stopped_or_killed_holds_up_nobody(box, racer):
+    """Processes stand still or die at some moment of their start; sixteen others start meanwhile."""
+    box.grant("a", A, 256 * MIB)
+    chance = random.Random(9)
+    command = [str(racer), "1", "200", str(MIB)]
+    stuck = []
+    for n in range(12):
+        victim = box.popen([*command, str(n), "hold"])
+        time.sleep(chance.random() * 0.012)
+        victim.send_signal(signal.SIGSTOP if n % 2 else signal.SIGKILL)
+        stuck.append(victim)
+    began = time.monotonic()
+    waiting = [box.popen([*command, str(n)]) for n in range(16)]
+    for process in waiting:
+        out, err = process.communicate(timeout=20)
+        assert json.loads(out)["other"] == 0, err
+    assert time.monotonic() - began < 2
+    for victim in stuck:
+        victim.kill()
+        victim.communicate()
+    assert box.run("start()\nsay(rc=alloc(256*MIB)[0])").last == {"rc": 0}
+
+
+@pytest.mark.parametrize("visible", ["1", CARD_B])
+def test_b166_no_probe_on_any_card_at_start(box, cards, visible):
+    """A start makes no context and takes no memory that the program did not ask for, on whichever card."""
+    machine = json.loads(cards.read_text())
+    machine["context_create_ns"] = 100_000_000
+    for row in machine["cards"]:
+        row["context_bytes"] = "300MiB"
+    cards.write_text(json.dumps(machine))
+    box.grant("b", CARD_B, GIB)
+    control = Path(__file__).parents[2] / "build/fakegpu-tools/fakegpuctl"
+
+    def held() -> list[list[int]]:
+        """Per card, what the driver has given to whom."""
+        out = subprocess.run([str(control), "status"], env=box.env, check=True, capture_output=True, timeout=20)
+        said = json.loads(out.stdout)
+        return [sorted(p["bytes"] for p in card["processes"]) for card in said["cards"]]
+
+    code = "rc = init(); say(rc=rc); wait(); context(); say(rc=alloc(MIB)[0]); wait()"
+    env = {"CUDA_VISIBLE_DEVICES": visible}
+    process = box.python(code, env=env)
+    assert json.loads(process.stdout.readline()) == {"rc": 0}
+    assert held() == [[], []]
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline()) == {"rc": 0}
+    assert held() == [[], [301 * MIB]]
+    finish(process)
+    began = time.monotonic()
+    eight = [box.python("start()\nsay(rc=alloc(MIB)[0])", env=env) for _ in range(8)]
+    assert [process.communicate(timeout=20)[0] for process in eight] == ['{"rc": 0}\n'] * 8
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("left", ["lock", "pid", "read-only"])
+def test_b170_left_over_locks_block_no_start(box, left):
+    """Somebody holds every kind of lock on the usage file; lock files of the dead and of the living lie about."""
+    box.grant("a", A, GIB)
+    folder = box.region("a").parent
+    holder = box.python(
+        f"import fcntl\nf = open({str(box.region('a'))!r}, 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX)\n"
+        f"g = open({str(box.region('a'))!r}, 'r+b'); fcntl.flock(g, fcntl.LOCK_EX)\nsay(x=1); wait()",
+        hooked=False,
+    )
+    holder.stdout.readline()
+    for name in ("lock", "region.lock", ".lock"):
+        (folder / name).write_text({"lock": "999999\n", "pid": f"{os.getpid()}\n"}.get(left, ""))
+    if left == "read-only":
+        folder.chmod(0o555)
+    began = time.monotonic()
+    assert box.run("start()\nsay(rc=[alloc(600*MIB)[0], alloc(600*MIB)[0]])").last == {"rc": [0, 2]}
+    assert time.monotonic() - began < 2
+    folder.chmod(0o755)
+    finish(holder)

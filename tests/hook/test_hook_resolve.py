@@ -97,7 +97,7 @@ def linked(compile_c, stub_driver):
 
 
 @pytest.mark.parametrize("bind_now", ["", "1"])
-def test_link_time_next_default_program_and_deep_handle(limited, linked, bind_now):
+def test_b231_link_time_next_default_program_and_deep_handle(limited, linked, bind_now):
     result = limited.run([str(linked)], env={"LD_BIND_NOW": bind_now})
     assert [line["rc"] for line in result.lines] == [[0, 2]] * 5
     bare = limited.run([str(linked)], hooked=False)
@@ -109,6 +109,15 @@ def test_b187_other_names_and_paths_of_the_same_file(limited, stub_driver, tmp_p
     for path in (str(stub_driver / "libcuda.so.1"), str(tmp_path / "libother.so")):
         result = limited.run("start()\nsay(rc=[alloc(60*MIB)[0], alloc(60*MIB)[0]])", env={"LIBCUDA": path})
         assert result.last == {"rc": [0, 2]}, path
+
+
+def test_b187_a_program_with_a_path_of_its_own(limited, compile_c, stub_driver):
+    """RPATH and RUNPATH in the program; nothing in the environment says where the driver is."""
+    for tag in ("--disable-new-dtags", "--enable-new-dtags"):
+        flags = [f"-L{stub_driver}", "-l:libcuda.so.1", "-Wl,--no-as-needed", f"-Wl,-rpath,{stub_driver},{tag}"]
+        program = compile_c(LINKED, *flags, name="linked")
+        result = limited.run([str(program)], env={"LD_LIBRARY_PATH": None})
+        assert [line["rc"] for line in result.lines] == [[0, 2]] * 5, tag
 
 
 def test_b187_a_copy_of_the_driver_is_limited_too(limited, stub_driver, tmp_path):
@@ -134,8 +143,8 @@ say(inner=twice(inner), outer=twice(outer), differ=inner != outer)
     assert limited.run(code).last == {"inner": [0, 0], "outer": [0, 2], "differ": True}
 
 
-def test_names_that_are_not_ours_are_left_alone(limited):
-    """B178: names like the driver's of other libraries, and the driver's own names that need no work."""
+def test_b178_names_that_are_not_ours_are_left_alone(limited):
+    """Names like the driver's of other libraries, and the driver's own names that need no work."""
     code = (
         WAYS
         + """
@@ -148,6 +157,35 @@ say(found=before, same=dlsym(cuda._handle, b"cuProfilerStart") == cast(cuda.cuPr
     hooked, bare = limited.run(code).last, limited.run(code, hooked=False).last
     assert hooked == bare
     assert hooked["found"] == [True, False, False, False, True, False, True]
+
+
+OUTER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+/* As CUDA's libraries do that come in two halves: each name is looked up behind itself. */
+#define NEXT(name) ((int (*)(void))dlsym(RTLD_NEXT, name))
+#define NAME(name) int name(void) { return NEXT(#name) ? NEXT(#name)() + 1 : -1; }
+NAME(cudnnCreate) NAME(cublasCreate_v2) NAME(curandCreateGenerator) NAME(cuserid_like) NAME(cuMemAlloc_v9)
+"""
+INNER = "\n".join(
+    f"int {n}(void) {{ return 41; }}"
+    for n in ("cudnnCreate", "cublasCreate_v2", "curandCreateGenerator", "cuserid_like", "cuMemAlloc_v9")
+)
+
+
+def test_b178_libraries_that_look_their_own_names_up_behind_themselves(limited, compile_c):
+    inner = compile_c(INNER + "\n", "-shared", "-fPIC", name="libinner.so")
+    outer = compile_c(
+        OUTER, "-shared", "-fPIC", "-Wl,--no-as-needed", f"-L{inner.parent}", "-l:libinner.so", name="libouter.so"
+    )
+    code = f"""
+lib = c.CDLL({str(outer)!r})
+say(a=[getattr(lib, n)() for n in ("cudnnCreate", "cublasCreate_v2", "curandCreateGenerator", "cuserid_like",
+                                   "cuMemAlloc_v9")])
+"""
+    env = {"LD_LIBRARY_PATH": f"{inner.parent}:{limited.driver}"}
+    for hooked in (True, False):
+        assert limited.run(code, env=env, hooked=hooked).last == {"a": [42] * 5}
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,17 @@ say(done=True)
     assert json.loads(out) == {"done": True}
     assert "Sanitizer" not in err
     assert "runtime error" not in err
+
+
+def test_b136_host_locations_and_devices_that_do_not_exist(confined):
+    """No write outside of our tables, whatever place is named."""
+    confined.grant("a", A, GIB)
+    code = """
+start(); seen = [create(2*MIB, device, kind)[0] for kind in (1, 2, 3, 4, 9, -1) for device in (0, 1, 99, -1, 2**31 - 1)]
+say(first=seen[0], used=used())
+"""
+    command = [sys.executable, "-c", "from memory import *\n" + code]
+    process = confined.popen(command, hooked=False)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err.replace("\n", "").count("ERROR:")) == (0, 0), err
+    assert json.loads(out) == {"first": 0, "used": 2 * MIB}
