@@ -133,7 +133,8 @@ bench-hook: venv hook fakegpu ## The figures of the hook only
 .PHONY: fuzz
 fuzz: venv hook ## Ten million inputs each to what the hook reads of others (an hour; keeps a corpus in build/fuzz)
 	ALIQUOT_FUZZ_ROUNDS=$(or $(ROUNDS),10000000) ALIQUOT_FUZZ_CORPUS=$(CURDIR)/build/fuzz \
-	  $(PYTEST) tests/hook/test_hook_fuzz.py -n 2 --dist load $(PYTEST_ARGS)
+	  $(PYTEST) tests/hook/test_hook_fuzz.py tests/hook/test_hook_limiter_pure.py -n 2 --dist load \
+	  --timeout 3600 $(PYTEST_ARGS)
 
 .PHONY: check
 check: root lint type control-plane test e2e ## What decides whether a change lands

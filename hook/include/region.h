@@ -174,6 +174,7 @@ enum aq_refusal {
 	AQ_REFUSED_MIPMAP = 6,
 	AQ_REFUSED_GRAPH = 7,
 	AQ_REFUSED_CONTEXT = 8,
+	AQ_WAITED = 9, /* none: an allocation that waited for room, whatever came of it */
 	AQ_REFUSALS = 12,
 };
 

@@ -14,6 +14,7 @@
 #include "priority.h"
 #include "say.h"
 #include "view.h"
+#include "wait.h"
 
 #define SETTLE_ATTEMPTS 4096u
 #define SPLIT_ATTEMPTS  16
@@ -208,6 +209,29 @@ void aq_make_room(unsigned number)
 		aq_share_tidy(&aq_shares[card->share[i]]);
 }
 
+/* What is missing is with others: what this process has itself nobody else can give back. */
+static bool others_hold(unsigned number, uint64_t units)
+{
+	const struct aq_card *card = &aq_cards[number];
+	const struct aq_process *process = aq_process();
+	uint64_t own = 0;
+	for (uint32_t i = 0; i < card->share_count; i++) {
+		const struct aq_usage_slot *slot =
+		    __atomic_load_n(&process->slot[card->share[i]], __ATOMIC_ACQUIRE);
+		own += slot ? aq_word_units(__atomic_load_n(&slot->charge, __ATOMIC_RELAXED)) : 0;
+	}
+	uint64_t limit = aq_card_limit(number);
+	return units <= limit && own <= limit - units;
+}
+
+bool aq_wait_for_others(unsigned card, uint64_t units, struct aq_wait *wait)
+{
+	if (!others_hold(card, units) || !aq_wait_more(card, wait))
+		return false;
+	aq_make_room(card);
+	return true;
+}
+
 int aq_charge_slowly(unsigned card, uint64_t units, enum aq_refusal kind)
 {
 	aq_suspend_wait(card);
@@ -221,6 +245,10 @@ int aq_charge_slowly(unsigned card, uint64_t units, enum aq_refusal kind)
 		if (aq_charge_quickly(card, units) == 0)
 			return 0;
 	}
+	struct aq_wait wait = {0};
+	while (aq_wait_for_others(card, units, &wait))
+		if (aq_charge_quickly(card, units) == 0)
+			return 0;
 	aq_refused(card, kind);
 	return -ENOMEM;
 }

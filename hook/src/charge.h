@@ -82,6 +82,10 @@ void aq_spilled(unsigned card, int64_t units);
  * process have returned to the driver since anybody looked. */
 void aq_make_room(unsigned card);
 
+/* A step of waiting for what others of the share hold; then it may be tried again. False: no use, no time. */
+struct aq_wait;
+bool aq_wait_for_others(unsigned card, uint64_t units, struct aq_wait *wait);
+
 /* The limit of the card in units, AQ_UNLIMITED if one of its shares has none. */
 uint64_t aq_card_limit(unsigned card);
 

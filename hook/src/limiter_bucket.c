@@ -60,7 +60,10 @@ bool aq_bucket_take(struct aq_usage_bucket *bucket, uint32_t percent, uint64_t a
 	for (int i = 0; i < TRIES; i++) {
 		int64_t tokens = clamp(raw, percent);
 		if (tokens <= 0) {
-			*wait_ns = (uint64_t)(1 - tokens) * 100 / percent + FINEST_NS;
+			/* Nothing is filled before the time of the last filling, if that lies ahead. */
+			uint64_t last = __atomic_load_n(&bucket->refilled_at_ns, __ATOMIC_RELAXED);
+			uint64_t ahead = last > now && last - now < SKEW_NS ? last - now : 0;
+			*wait_ns = (uint64_t)(1 - tokens) * 100 / percent + FINEST_NS + ahead;
 			return false;
 		}
 		if (__atomic_compare_exchange_n(&bucket->tokens_ns, &raw, clamp(tokens - price, percent),

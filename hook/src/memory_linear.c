@@ -11,6 +11,7 @@
 #include "pool.h"
 #include "query.h"
 #include "resolve.h"
+#include "wait.h"
 
 /* Managed memory that any stream may use: what a program expects of memory it did not ask to be managed. */
 #define ATTACH_GLOBAL 1u
@@ -49,6 +50,13 @@ static CUresult spill(const struct request *request, CUdeviceptr *address, uint6
 	return result;
 }
 
+/* Waited a moment for whoever fills the card: once more. */
+static bool full_for_now(const struct request *request, CUresult result, struct aq_wait *wait)
+{
+	return __builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, 0) && request->charged &&
+	       !aq_oversubscribed(request->place.card) && aq_wait_more(request->place.card, wait);
+}
+
 /* After the driver. What cannot be remembered goes back, since nobody could uncharge it. */
 static CUresult end(const struct request *request, CUresult result, CUdeviceptr address, bool spilled)
 {
@@ -75,6 +83,9 @@ HOOK(CUresult, cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = REAL(cuMemAlloc_v2)(address, bytes);
+	struct aq_wait wait = {0};
+	while (full_for_now(&request, result, &wait))
+		result = REAL(cuMemAlloc_v2)(address, bytes);
 	bool spilled = result == CUDA_ERROR_OUT_OF_MEMORY;
 	if (spilled)
 		result = spill(&request, address, bytes, AQ_REFUSED_LINEAR);
@@ -157,6 +168,9 @@ HOOK(CUresult, cuMemAllocPitch_v2,
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = REAL(cuMemAllocPitch_v2)(address, pitch, width, height, element);
+	struct aq_wait wait = {0};
+	while (full_for_now(&request, result, &wait))
+		result = REAL(cuMemAllocPitch_v2)(address, pitch, width, height, element);
 	bool spilled = result == CUDA_ERROR_OUT_OF_MEMORY;
 	if (spilled) {
 		result = spill(&request, address, bytes, AQ_REFUSED_PITCHED);

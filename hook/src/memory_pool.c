@@ -7,6 +7,7 @@
 #include "place.h"
 #include "pool.h"
 #include "resolve.h"
+#include "wait.h"
 
 static bool capturing(CUstream stream)
 {
@@ -52,14 +53,27 @@ static CUresult end(struct aq_pool_request *request, CUresult result, const CUde
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* The driver's answer, asked again while others fill the card and the program would rather wait. */
+#define ASK(request, result, call) \
+	do                         \
+		result = call;     \
+	while (full_for_now(&request, result, &wait))
+
+static bool full_for_now(const struct aq_pool_request *request, CUresult result, struct aq_wait *wait)
+{
+	return __builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, 0) && request->pool &&
+	       aq_wait_more((unsigned)request->pool->card, wait);
+}
+
 HOOK(CUresult, cuMemAllocAsync, (CUdeviceptr * address, size_t bytes, CUstream stream))
 {
 	struct aq_pool_request request;
 	CUresult result = begin(&request, NULL, bytes, stream);
 	if (result != CUDA_SUCCESS)
 		return result;
-	return end(&request, REAL(cuMemAllocAsync)(address, bytes, stream), address, stream,
-		   REAL(cuMemFreeAsync));
+	struct aq_wait wait = {0};
+	ASK(request, result, REAL(cuMemAllocAsync)(address, bytes, stream));
+	return end(&request, result, address, stream, REAL(cuMemFreeAsync));
 }
 
 HOOK(CUresult, cuMemAllocAsync_ptsz, (CUdeviceptr * address, size_t bytes, CUstream stream))
@@ -68,8 +82,9 @@ HOOK(CUresult, cuMemAllocAsync_ptsz, (CUdeviceptr * address, size_t bytes, CUstr
 	CUresult result = begin(&request, NULL, bytes, stream);
 	if (result != CUDA_SUCCESS)
 		return result;
-	return end(&request, REAL(cuMemAllocAsync_ptsz)(address, bytes, stream), address, stream,
-		   REAL(cuMemFreeAsync_ptsz));
+	struct aq_wait wait = {0};
+	ASK(request, result, REAL(cuMemAllocAsync_ptsz)(address, bytes, stream));
+	return end(&request, result, address, stream, REAL(cuMemFreeAsync_ptsz));
 }
 
 HOOK(CUresult, cuMemAllocFromPoolAsync,
@@ -79,8 +94,9 @@ HOOK(CUresult, cuMemAllocFromPoolAsync,
 	CUresult result = pool ? begin(&request, pool, bytes, stream) : CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS)
 		return result;
-	return end(&request, REAL(cuMemAllocFromPoolAsync)(address, bytes, pool, stream), address, stream,
-		   REAL(cuMemFreeAsync));
+	struct aq_wait wait = {0};
+	ASK(request, result, REAL(cuMemAllocFromPoolAsync)(address, bytes, pool, stream));
+	return end(&request, result, address, stream, REAL(cuMemFreeAsync));
 }
 
 HOOK(CUresult, cuMemAllocFromPoolAsync_ptsz,
@@ -90,8 +106,9 @@ HOOK(CUresult, cuMemAllocFromPoolAsync_ptsz,
 	CUresult result = pool ? begin(&request, pool, bytes, stream) : CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS)
 		return result;
-	return end(&request, REAL(cuMemAllocFromPoolAsync_ptsz)(address, bytes, pool, stream), address,
-		   stream, REAL(cuMemFreeAsync_ptsz));
+	struct aq_wait wait = {0};
+	ASK(request, result, REAL(cuMemAllocFromPoolAsync_ptsz)(address, bytes, pool, stream));
+	return end(&request, result, address, stream, REAL(cuMemFreeAsync_ptsz));
 }
 
 /* ---- pools as such ------------------------------------------------------------------------------ */

@@ -10,6 +10,7 @@
 #include "pages.h"
 #include "place.h"
 #include "resolve.h"
+#include "wait.h"
 
 /* One physical piece of memory. */
 struct block {
@@ -101,7 +102,10 @@ HOOK(CUresult, cuMemCreate,
 	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
 	if (aq_charge(place.card, units, AQ_REFUSED_HANDLE) == 0) {
 		*block = (struct block){NULL, units, place.card, 1};
-		result = REAL(cuMemCreate)(handle, size, properties, flags);
+		struct aq_wait wait = {0};
+		do
+			result = REAL(cuMemCreate)(handle, size, properties, flags);
+		while (result == CUDA_ERROR_OUT_OF_MEMORY && aq_wait_more(place.card, &wait));
 		if (result == CUDA_SUCCESS) {
 			if (aq_table_put(&aq_process()->handles, *handle, (uintptr_t)block))
 				return result;

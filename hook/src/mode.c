@@ -14,6 +14,7 @@
 #include "process.h"
 #include "standalone.h"
 #include "view.h"
+#include "wait.h"
 
 int aq_mode_word;
 
@@ -63,6 +64,7 @@ enum aq_mode aq_decide(void)
 	enum aq_mode mode = (enum aq_mode)__atomic_load_n(&aq_mode_word, __ATOMIC_ACQUIRE);
 	if (mode == AQ_MODE_UNDECIDED) {
 		mode = decide();
+		aq_wait_read();
 		if (mode == AQ_MODE_GRANT) {
 			aq_view_open(false);
 			aq_view_describe_grants();

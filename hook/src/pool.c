@@ -13,6 +13,7 @@
 #include "lock.h"
 #include "priority.h"
 #include "resolve.h"
+#include "wait.h"
 
 enum {
 	ATTRIBUTE_RESERVED = 5,
@@ -166,6 +167,10 @@ int aq_pool_begin(struct aq_pool_request *request, struct aq_pool *pool, uint64_
 	aq_pools_trim(card);
 	if (charge_growth(request, units) == 0)
 		return 0;
+	struct aq_wait wait = {0};
+	while (aq_wait_for_others(card, units, &wait))
+		if (charge_growth(request, units) == 0)
+			return 0;
 	aq_refused(card, AQ_REFUSED_ASYNC);
 	request->pool = NULL;
 	return -ENOMEM;

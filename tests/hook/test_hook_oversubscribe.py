@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import select
 import struct
 
 import pytest
@@ -139,3 +140,103 @@ def test_standalone_oversubscription_by_hamis_variable(free_box, card, tmp_path)
     got = free_box.run(code, env=env | {"CUDA_OVERSUBSCRIBE": "true"}).last
     assert got == {"total": 2 * GIB, "rc": [0, 2]}
     assert free_box.run(code, env=env).last == {"total": GIB, "rc": [2, 0]}
+
+
+# ---- waiting for room ------------------------------------------------------------------------------------------
+
+ASKED = """
+import time
+start(); say(x=1); wait(); began = time.monotonic(); rc = {call}[0]
+say(rc=rc, took=time.monotonic() - began)
+"""
+WAITERS = ["alloc(512*MIB)", "pitch(512, MIB)", "create(512*MIB)", "alloc_async(512*MIB)"]
+WAITERS += ["alloc_pool(512*MIB, pool())"]
+
+
+def waiter(box, call: str, milliseconds: int | None):
+    env = {} if milliseconds is None else {"ALIQUOT_MEMORY_WAIT_MS": str(milliseconds)}
+    process = box.python(MORE + ASKED.format(call=call), env=env)
+    assert json.loads(process.stdout.readline()) == {"x": 1}
+    return process
+
+
+def go(process) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def answer(process) -> dict:
+    return json.loads(process.communicate(timeout=30)[0])
+
+
+HOLDER = "start(); rc, p = alloc(768*MIB); say(rc=rc); wait(); free(p); say(x=1); wait()"
+
+
+@pytest.fixture
+def neighbours(box, card, tmp_path):
+    """Two containers of 1 GiB each on a card of 1 GiB."""
+    card("1GiB")
+    (tmp_path / "other").mkdir()
+    other = type(box)(tmp_path / "other", "libvgpu-strict.so", box.driver, box.config)
+    for each in (box, other):
+        each.grant("a", A, GIB)
+    return box, other
+
+
+@pytest.mark.parametrize("call", WAITERS)
+def test_b154_an_allocation_waits_for_a_neighbour_on_a_full_card(neighbours, call):
+    box, other = neighbours
+    first = other.python(HOLDER)
+    first.stdout.readline()
+    patient = waiter(box, call, 20_000)
+    go(patient)
+    assert not select.select([patient.stdout], [], [], 0.4)[0], "it must wait"
+    go(first)
+    assert json.loads(first.stdout.readline()) == {"x": 1}, "a free is not held up by whoever waits"
+    got = answer(patient)
+    assert got["rc"] == 0
+    assert 0.4 <= got["took"] < 10
+    assert waits(box) == 1
+    first.communicate("\n", timeout=20)
+
+
+@pytest.mark.parametrize(("milliseconds", "least"), [(300, 0.3), (0, 0), (None, 0)])
+def test_b154_the_wait_ends_when_it_was_to_end(neighbours, milliseconds, least):
+    box, other = neighbours
+    first = other.python(HOLDER)
+    first.stdout.readline()
+    patient = waiter(box, "alloc(512*MIB)", milliseconds)
+    go(patient)
+    got = answer(patient)
+    assert got["rc"] == 2
+    assert least <= got["took"] < least + 2
+    assert waits(box) == (1 if least else 0)
+    assert refused(box)["linear"] == 1
+    first.communicate("\n\n", timeout=20)
+
+
+@pytest.mark.parametrize("call", ["alloc(512*MIB)", "array(4096, 4096, 8)", "alloc_async(512*MIB)"])
+def test_b154_an_allocation_waits_for_another_process_of_its_share(box, call):
+    box.grant("a", A, GIB)
+    first = box.python(HOLDER)
+    first.stdout.readline()
+    patient = waiter(box, call, 20_000)
+    go(patient)
+    assert not select.select([patient.stdout], [], [], 0.4)[0], "it must wait"
+    first.kill()
+    first.communicate()
+    assert answer(patient)["rc"] == 0
+
+
+def test_b154_nobody_waits_for_itself_or_for_what_can_never_be(box):
+    box.grant("a", A, GIB)
+    code = "import time\nstart(); alloc(768*MIB); began = time.monotonic()\n"
+    code += "say(rc=[alloc(512*MIB)[0], alloc(2*GIB)[0], create(512*MIB)[0]], took=time.monotonic() - began)"
+    got = box.run(MORE + code, env={"ALIQUOT_MEMORY_WAIT_MS": "60000"}).last
+    assert got["rc"] == [2, 2, 2]
+    assert got["took"] < 2
+    assert waits(box) == 0
+
+
+def waits(box) -> int:
+    return struct.unpack_from("<Q", box.region("a").read_bytes(), 32 + 8 * 9)[0]

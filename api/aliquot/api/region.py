@@ -54,6 +54,8 @@ REFUSED_ARRAY: Final = 5
 REFUSED_MIPMAP: Final = 6
 REFUSED_GRAPH: Final = 7
 REFUSED_CONTEXT: Final = 8
+WAITED: Final = 9
+"""Not a refusal: allocations that waited for room (ALIQUOT_MEMORY_WAIT_MS), whatever came of it."""
 REFUSALS: Final = 12
 
 # Bits of `complaints` of a usage file: what a hook found that the node's operator should know.

@@ -61,6 +61,7 @@ void aq_view_describe(unsigned index, const CUuuid *uuid, uint64_t memory, uint3
 	(void)index, (void)uuid, (void)memory, (void)cores, (void)priority;
 }
 void aq_view_describe_grants(void) {}
+void aq_wait_read(void) {}
 void aq_complain(int card, enum aq_complaint complaint)
 {
 	(void)card, (void)complaint;
