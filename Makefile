@@ -84,7 +84,7 @@ fakegpu: headers ## The fake driver: build/fakegpu, a driver root with libcuda, 
 	@$(call once,fakegpu,$(call make_of,fakegpu/build.mk) fakegpu)
 
 .PHONY: image
-image: venv hook ## Our own container image as an OCI archive, build/aliquot-dev.tar
+image: venv hook ## The driver's image and the examples', as OCI archives in build/
 	@$(PY) -m aliquot.e2e.images
 
 .PHONY: control-plane
