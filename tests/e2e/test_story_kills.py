@@ -36,6 +36,12 @@ def kill_containerd(local, node):
 KILLS = {"driver": kill_driver, "kubelet": kill_kubelet, "containerd": kill_containerd}
 
 
+def new_pod(node):
+    """One that is being started when something is killed: kubelet fails a container whose start was cut off, so it
+    has to be one that is restarted."""
+    return pod("starts", claims={"gpu": from_template("ten")}, node=node, restart="Always")
+
+
 def grants_of(local, node, uid):
     found = local.node(node).path("/run/aliquot/grants").glob("*")
     return [p.name for p in found if uid in p.name]
@@ -53,7 +59,7 @@ def test_kill_between_pods_that_come_and_go(local, stage, part):
     (ending,) = stage.allocations("ends")
     (kept,) = stage.allocations("runs")
 
-    stage.create(pod("starts", claims={"gpu": from_template("ten")}, node=node))
+    stage.create(new_pod(node))
     stage.delete_pod("ends", wait=False)
     KILLS[part](local, node)
 
@@ -76,7 +82,7 @@ def test_kill_between_pods_that_come_and_go(local, stage, part):
 def test_kill_while_a_pod_is_prepared(local, stage, part):
     """The kill comes as soon as the pod is bound, which is when kubelet begins to ask for its claim."""
     node = local.nodes[1]
-    stage.create(claim_template("ten", share(SIZE)), pod("starts", claims={"gpu": from_template("ten")}, node=node))
+    stage.create(claim_template("ten", share(SIZE)), new_pod(node))
     eventually(lambda: local.api.get("v1", "Pod", "starts", stage.namespace)["spec"].get("nodeName"), 60, "the binding")
     KILLS[part](local, node)
     stage.running("starts", timeout_s=240)

@@ -87,16 +87,23 @@ class Cluster(abc.ABC):
     def wait_pod(self, namespace: str, name: str, phase: str = "Running", timeout_s: float = 60.0) -> Object:
         """The pod once it is in that phase and, when Running, ready.
 
-        Raises `ClusterError` with the pod's conditions and latest events after `timeout_s`.
+        Raises `ClusterError` with the pod's conditions and latest events after `timeout_s`, or once it has ended in
+        another phase.
         """
         try:
-            return eventually(lambda: self._pod_in(namespace, name, phase), timeout_s, f"pod {name} {phase}")
+            found = eventually(lambda: self._pod_in(namespace, name, phase), timeout_s, f"pod {name} {phase}")
         except ClusterError as error:
             raise ClusterError(f"{error}\n{self.explain(namespace, name)}") from error
+        if found["status"]["phase"] != phase:
+            raise ClusterError(f"pod {name} ended before it was {phase}\n{self.explain(namespace, name)}")
+        return found
 
     def _pod_in(self, namespace: str, name: str, phase: str) -> Object | None:
+        """The pod once it is in that phase, or can never be."""
         pod = self.api.get("v1", "Pod", name, namespace)
         status = pod.get("status", {})
+        if status.get("phase") in {"Succeeded", "Failed"}:
+            return pod
         if status.get("phase") != phase:
             return None
         if phase == "Running" and not all(c.get("ready") for c in status.get("containerStatuses", [])):

@@ -97,6 +97,7 @@ def pod(
     containers: Sequence[Object] = (),
     node: str = "",
     host_folder: str = "",
+    restart: str = "Never",
 ) -> Object:
     """A pod whose one container, unless others are given, runs `command` and uses all its claims.
 
@@ -105,7 +106,7 @@ def pod(
     claims = claims or {}
     main = list(containers) or [container("main", command, claims=list(claims))]
     spec: Object = {
-        "restartPolicy": "Never",
+        "restartPolicy": restart,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 1,
         "dnsPolicy": "Default",
