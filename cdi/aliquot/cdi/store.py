@@ -172,9 +172,10 @@ class SpecStore:
         kind = spec.kind.encode()
         wanted = [device.name.encode() for device in spec.devices]
         for directory in (self.directory, *self._other_directories):
+            ours = f"{self.vendor}-{self.class_}_" if directory == self.directory else "/"
             for entry in _entries(directory):
                 name = entry.name
-                if not name.endswith(SPEC_SUFFIXES) or (directory == self.directory and self._id_of(name)):
+                if not name.endswith(SPEC_SUFFIXES) or (name.startswith(ours) and self._id_of(name)):
                     continue
                 text = self._foreign_text(entry, kind)
                 held = next(

@@ -167,9 +167,13 @@ class CheckpointFile:
 
     def write(self, data: bytes) -> None:
         """Make `data` the file's content, durable on return. Raises `OSError`."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._steps("write")
-        file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            file = os.open(self._temporary, flags, 0o600)
+        except FileNotFoundError:  # somebody removed the folder
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = os.open(self._temporary, flags, 0o600)
         try:
             view = memoryview(data)
             while view:
