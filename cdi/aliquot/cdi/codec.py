@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from aliquot.api.errors import SettingsError, foreign
-from aliquot.cdi.model import Spec
+from aliquot.cdi.model import EMPTY_EDITS, Spec
 
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 _DELICATE: Final = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
@@ -42,6 +42,8 @@ _YAML_SCALARS: Final = (
 
 def encode(spec: Spec) -> bytes:
     """The file of `spec`: UTF-8 JSON, two spaces of indentation, one newline at the end."""
+    if spec.container_edits == EMPTY_EDITS:  # left out only when it is the default itself
+        spec = msgspec.structs.replace(spec, container_edits=EMPTY_EDITS)
     # All of it in C: the same keys in the same order as `to_dict` gives, which took most of a file's time.
     text = msgspec.json.format(_ENCODER.encode(spec), indent=2).decode()
     return (_DELICATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n").encode()
