@@ -18,6 +18,7 @@ import pytest
 from aliquot.api.errors import HardwareError, SettingsError
 from aliquot.cdi import codec
 from aliquot.cdi.model import ContainerEdits, Device, Spec
+from aliquot.cdi.scan import scan
 from aliquot.cdi.store import SpecStore
 
 U1 = "0b1c2d3e-0000-4000-8000-000000000001"
@@ -55,6 +56,31 @@ def test_b126_a_missing_directory_is_made_with_mode_0755_whatever_the_umask(tmp_
     for name in ("a", "a/b", "a/b/cdi"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o755
     assert names(tmp_path / "a/b/cdi") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to become another user one has to be root")
+def test_a_file_that_another_user_may_not_read_is_named_and_the_others_count() -> None:
+    """A rootless runtime reads as its user; ours are for everybody (cdi.md 5.1)."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # noqa: PTH101
+        store = SpecStore(Path(folder) / "cdi", also_read=())
+        store.prepare()
+        store.write(claim(U1), U1)
+        hidden = store.write(claim(U2), U2)
+
+        assert len(scan([store.directory]).devices) == 2  # as root, which also imports what the other user may not
+
+        def read() -> tuple[int, list[str]]:
+            os.seteuid(65534)
+            try:
+                seen = scan([store.directory])
+            finally:
+                os.seteuid(0)
+            return len(seen.devices), [path.name for path in seen.errors]
+
+        assert read() == (2, [])
+        hidden.chmod(0o600)
+        assert read() == (1, [hidden.name])
 
 
 def test_b126_an_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
