@@ -67,7 +67,8 @@ $(2)_OBJECTS := $(patsubst hook/src/%.c,$(B)/obj/$(2)/%.o,$(SOURCES)) $(B)/obj/$
 $(B)/obj/$(2)/%.o: hook/src/%.c $(HEADERS) $(GEN)/stamp hook/build.mk
 	@mkdir -p $$(@D)
 	@echo "cc $$< ($(2))"
-	@$(CC) $(HOOK_FLAGS) $(CFLAGS) $$(if $$(filter $(HOT),$$*),,-Os) $(3) $$(if $$(filter $(EARLY),$$*),,$(4)) -c -o $$@ $$<
+	@$(CC) $(HOOK_FLAGS) $(CFLAGS) $$(if $$(filter $(HOT),$$*),,-Os) $(3) $$(if $$(filter $(EARLY),$$*),,$(4)) -c -o $$@.tmp $$<
+	@mv $$@.tmp $$@ # whole or not at all, whoever is killed
 $(B)/obj/$(2)/%.o: hook/src/%.S hook/build.mk
 	@mkdir -p $$(@D)
 	$(CC) -c -o $$@ $$<

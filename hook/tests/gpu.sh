@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The hook on a machine with a real GPU, in about five minutes: `hook/tests/gpu.sh [PYTHON]`. PYTHON is an interpreter
-# with PyTorch for CUDA (and JAX, vLLM where they are wanted); without one only the driver's own interface is tried.
-# Needs `make hook`, gcc, and root or a user namespace to mount the grant. Prints one line a check, ends non-zero when
-# one is wrong, and with 77 when there is no GPU.
+# with PyTorch for CUDA, and JAX where it is wanted; without them only the driver's own interface is tried.
+# Needs `make hook`, and root or a user namespace to mount the grant. Prints one line a check, ends non-zero when one
+# is wrong, and with 77 when there is no GPU. Nothing runs longer than a minute.
 set -eu
 here=$(cd "$(dirname "$0")/../.." && pwd)
 python=${1:-python3}
@@ -42,7 +42,7 @@ confined() {
 	# shellcheck disable=SC2016  # the inner shell expands these
 	unshare --mount --map-root-user sh -c \
 		'mount --bind "$1" /usr/local/vgpu && library=$2 && shift 2 && LD_PRELOAD=$library exec "$@"' \
-		sh "$work" "$library" "$@"
+		sh "$work" "$library" timeout -k 5 60 "$@"
 }
 
 # $1 what, $2 expected, rest: a command that prints one line.
@@ -78,6 +78,31 @@ check "stream-ordered memory" "0 2" "$python" -c "$driver
 def a(n):
     p = c.c_uint64(); return call('cuMemAllocAsync', c.byref(p), c.c_size_t(n), None)
 print(a(3 << 30), a(2 << 30))"
+check "an address that is none is the driver's to judge" "1" "$python" -c "$driver
+print(call('cuMemFree_v2', c.c_uint64(4096 + 1)))"
+check "handles and maps: counted once, kept until unmapped" "0 2 0" "$python" -c "$driver
+class L(c.Structure): _fields_ = [('type', c.c_int), ('id', c.c_int)]
+class P(c.Structure):
+    _fields_ = [('type', c.c_int), ('h', c.c_int), ('at', L), ('w', c.c_void_p), ('f', c.c_ubyte * 8)]
+def create(n):
+    h = c.c_uint64(); return call('cuMemCreate', c.byref(h), c.c_size_t(n), c.byref(P(1, 0, L(1, 0))), c.c_ulonglong(0)), h
+n = 3 << 30; a, h = create(n); at = c.c_uint64()
+call('cuMemAddressReserve', c.byref(at), c.c_size_t(n), c.c_size_t(0), c.c_uint64(0), c.c_ulonglong(0))
+call('cuMemMap', at, c.c_size_t(n), c.c_size_t(0), h, c.c_ulonglong(0)); call('cuMemRelease', h); b = create(n)[0]
+call('cuMemUnmap', at, c.c_size_t(n)); print(a, b, create(n)[0])"
+check "the process list is our own" "True" "$python" -c "$driver
+import os, subprocess
+alloc(64 << 20)
+out = subprocess.run(['nvidia-smi', '--query-compute-apps=pid', '--format=csv,noheader', '-i', '0'], capture_output=True)
+print(out.stdout.decode().split() == [str(os.getpid())])"
+check "what a killed process held comes back" "0" "$python" -c "import subprocess, sys
+held = '''$driver
+alloc(3 << 30); print(1, flush=True); input()
+'''
+p = subprocess.Popen([sys.executable, '-c', held], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+p.stdout.readline(); p.kill(); p.wait()
+$driver
+print(alloc(3 << 30)[0])"
 check "nvidia-smi shows the share" "4096" nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits -i 0
 
 if "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
@@ -109,7 +134,7 @@ print(n)"
 	whole=$(confined "$python" -c "$speed" 2>/dev/null | tail -n 1)
 	grant 4096 30
 	part=$(confined "$python" -c "$speed" 2>/dev/null | tail -n 1)
-	share=$((part * 100 / whole))
+	share=$((${part:-0} * 100 / ${whole:-1}))
 	if [ "$share" -ge 26 ] && [ "$share" -le 34 ]; then
 		echo "ok    work at 30 %: $share % of what the card does alone"
 	else
@@ -120,9 +145,18 @@ else
 	echo "--    no PyTorch with CUDA in $python: frameworks were not tried"
 fi
 
+if "$python" -c 'import jax; assert jax.devices()[0].platform == "gpu"' 2>/dev/null; then
+	grant 4096 0
+	check "JAX plans with the share" "True" "$python" -c "import jax
+jax.numpy.ones(1024).block_until_ready()
+print(2 << 30 <= jax.devices()[0].memory_stats()['bytes_limit'] <= 4 << 30)"
+else
+	echo "--    no JAX with CUDA in $python"
+fi
+
 if command -v nvidia-cuda-mps-control >/dev/null 2>&1; then
 	grant 4096 0
-	CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work nvidia-cuda-mps-control -d 2>/dev/null || true
+	CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work nvidia-cuda-mps-control -d >/dev/null 2>&1 </dev/null || true
 	check "as a client of MPS" "0 2" env CUDA_MPS_PIPE_DIRECTORY="$work/mps" "$python" -c "$driver
 print(alloc(3 << 30)[0], alloc(2 << 30)[0])"
 	echo quit | CUDA_MPS_PIPE_DIRECTORY=$work/mps nvidia-cuda-mps-control >/dev/null 2>&1 || true
