@@ -50,11 +50,11 @@ static CUresult spill(const struct request *request, CUdeviceptr *address, uint6
 	return result;
 }
 
-/* Waited a moment for whoever fills the card: once more. */
-static bool full_for_now(const struct request *request, CUresult result, struct aq_wait *wait)
+/* True: a moment was waited for whoever fills the card, so once more. */
+static __attribute__((noinline, cold)) bool waited(const struct request *request, struct aq_wait *wait)
 {
-	return __builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, 0) && request->charged &&
-	       !aq_oversubscribed(request->place.card) && aq_wait_more(request->place.card, wait);
+	return request->charged && !aq_oversubscribed(request->place.card) &&
+	       aq_wait_more(request->place.card, wait);
 }
 
 /* After the driver. What cannot be remembered goes back, since nobody could uncharge it. */
@@ -84,7 +84,7 @@ HOOK(CUresult, cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))
 		return result;
 	result = REAL(cuMemAlloc_v2)(address, bytes);
 	struct aq_wait wait = {0};
-	while (full_for_now(&request, result, &wait))
+	while (__builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, 0) && waited(&request, &wait))
 		result = REAL(cuMemAlloc_v2)(address, bytes);
 	bool spilled = result == CUDA_ERROR_OUT_OF_MEMORY;
 	if (spilled)
@@ -169,7 +169,7 @@ HOOK(CUresult, cuMemAllocPitch_v2,
 		return result;
 	result = REAL(cuMemAllocPitch_v2)(address, pitch, width, height, element);
 	struct aq_wait wait = {0};
-	while (full_for_now(&request, result, &wait))
+	while (__builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, 0) && waited(&request, &wait))
 		result = REAL(cuMemAllocPitch_v2)(address, pitch, width, height, element);
 	bool spilled = result == CUDA_ERROR_OUT_OF_MEMORY;
 	if (spilled) {

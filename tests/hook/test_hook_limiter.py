@@ -57,18 +57,27 @@ def saved(percent: float, seconds: float) -> float:
     return percent + 100 * 0.03 / seconds + 100 * 0.01 / seconds + 3
 
 
+def measured(once, least: float, most: float) -> dict:
+    """Never above `most`; and not below `least`, unless the machine had no time for us three times in a row."""
+    seen = []
+    for _ in range(3):
+        seen.append(once())
+        assert seen[-1]["share"] <= most, seen
+        if seen[-1]["share"] > least:
+            return seen[-1]
+    pytest.fail(f"less than {least} each time: {seen}")
+
+
 @pytest.mark.parametrize("kind", ["kernel", "ex", "cooperative", "multi", "graph", "thread", "streams", "sync", "null"])
 def test_b155_every_kind_of_launch_is_limited(box, share, kind):
     box.grant("g", CARD_A, GIB, core_percent=30, core_policy=FORCE)
-    seen = end(begin(box, share, kind, 1000, 1.5))
-    assert 20 < seen["share"] <= saved(30, 1.5), seen
+    measured(lambda: end(begin(box, share, kind, 1000, 1.5)), 20, saved(30, 1.5))
 
 
 @pytest.mark.parametrize(("percent", "microseconds"), [(10, 100), (50, 100), (90, 1000), (10, 10000), (75, 10000)])
 def test_b155_limits_and_lengths(box, share, percent, microseconds):
     box.grant("g", CARD_A, GIB, core_percent=percent, core_policy=FORCE)
-    seen = end(begin(box, share, "kernel", microseconds, 2))
-    assert percent * 0.6 < seen["share"] <= saved(percent, 2), seen
+    measured(lambda: end(begin(box, share, "kernel", microseconds, 2)), percent * 0.6, saved(percent, 2))
 
 
 def test_b155_two_containers_get_what_they_were_given(box, tmp_path, share):
@@ -129,7 +138,7 @@ def test_b160_default_binds_only_while_others_want_the_card(box, share):
     box.grant("g", CARD_A, GIB, core_percent=20, core_policy=DEFAULT)
     assert end(begin(box, share, "kernel", 1000, 1))["share"] <= saved(20, 1)
     hint(box, "g", burst_until_ns=time.monotonic_ns() + 60 * SECOND)
-    assert end(begin(box, share, "kernel", 1000, 1))["share"] > 50
+    measured(lambda: end(begin(box, share, "kernel", 1000, 1)), 50, 101)
 
 
 def test_b160_what_was_lent_is_given_back_when_the_advice_ends(box, share):
@@ -149,7 +158,7 @@ def test_b160_force_binds_even_alone_and_disable_never(box, share):
     hint(box, "g", burst_until_ns=time.monotonic_ns() + 60 * SECOND)
     assert end(begin(box, share, "kernel", 1000, 1))["share"] <= saved(20, 1)
     box.regrant("g", core_policy=DISABLE)
-    assert end(begin(box, share, "kernel", 1000, 0.5))["share"] > 50
+    measured(lambda: end(begin(box, share, "kernel", 1000, 0.5)), 50, 101)
 
 
 def test_b161_after_a_huge_launch_the_next_waits_its_bound_and_no_longer(box):
@@ -191,13 +200,13 @@ def test_b163_low_priority_gives_way_and_never_starves(box, share):
     assert held["share"] < 10, held
     assert held["launches"] >= 3, "once in half a second"
     hint(box, "g", hold_until_ns=0)
-    assert end(begin(box, share, "kernel", 1000, 0.5))["share"] > 50
+    measured(lambda: end(begin(box, share, "kernel", 1000, 0.5)), 50, 101)
 
 
 def test_b163_high_priority_is_never_held(box, share):
     box.grant("g", CARD_A, GIB, priority=0)
     hint(box, "g", hold_until_ns=time.monotonic_ns() + 60 * SECOND)
-    assert end(begin(box, share, "kernel", 1000, 0.5))["share"] > 50
+    measured(lambda: end(begin(box, share, "kernel", 1000, 0.5)), 50, 101)
 
 
 def test_processes_of_a_share_draw_from_one_bucket(box, share):
@@ -211,8 +220,7 @@ def test_processes_of_a_share_draw_from_one_bucket(box, share):
 def test_grants_on_one_card_add_up(box, share):
     box.grant("a", CARD_A, GIB, core_percent=15, core_policy=FORCE)
     box.grant("b", CARD_A, GIB, core_percent=15, core_policy=FORCE)
-    seen = end(begin(box, share, "kernel", 1000, 2))
-    assert 18 < seen["share"] <= saved(30, 2) + 2, seen
+    measured(lambda: end(begin(box, share, "kernel", 1000, 2)), 18, saved(30, 2) + 2)
 
 
 def test_a_limit_changes_while_the_program_runs(box):
