@@ -84,7 +84,24 @@ def test_every_refusal_is_explained(message):
 
 def test_the_search_can_fail():
     assert len(list(messages())) > 60
+    assert len(list(hook_messages())) >= 6
     assert not explained("a message that nobody has written yet …; try again")
+
+
+def hook_messages():
+    """What the library says on standard error: the literals of each call, with what is filled in between."""
+    for path in sorted((ROOT / "hook/src").glob("*.c")):
+        calls = re.findall(r"\b(AQ_SAY|AQ_REFUSE_BECAUSE)\((.*?)\)\s*;", path.read_text(), re.DOTALL)
+        for kind, arguments in calls:
+            pieces = re.findall(r'"([^"]*)"', re.sub(r'"\s+"', "", arguments))
+            if pieces and "aq_refusal" not in arguments:
+                begin = "CUDA is refused: " if kind == "AQ_REFUSE_BECAUSE" else ""
+                yield pytest.param(f"aliquot: {begin}{'… '.join(pieces)}", id=f"{path.stem}: {pieces[0][:24].strip()}")
+
+
+@pytest.mark.parametrize("message", list(hook_messages()))
+def test_what_the_hook_says_is_explained(message):
+    assert explained(message), f"docs/refusals.md has no entry for: {message}"
 
 
 def test_every_event_and_exit_status_is_explained():
