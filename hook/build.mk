@@ -52,7 +52,7 @@ CLOSER := $(if $(filter aarch64,$(MACHINE)),-falign-functions=4 -fno-align-jumps
 # Every process of a container loads this, so the loader's work counts: nothing is bound before it is called, two
 # segments instead of four, no protection to be changed afterwards (a preload is no security boundary anyway).
 HOOK_LINK := -shared -nostartfiles -Wl,--no-undefined -Wl,--as-needed -Wl,-z,lazy -Wl,-z,norelro \
-	-Wl,-z,noseparate-code -Wl,-z,noexecstack -Wl,--gc-sections -Wl,-Bsymbolic -Wl,--hash-style=gnu \
+	-Wl,-z,noseparate-code -Wl,-z,noexecstack -Wl,--sort-section=name -Wl,--gc-sections -Wl,-Bsymbolic -Wl,--hash-style=gnu \
 	-Wl,--build-id -Wl,-soname,libvgpu.so -Wl,--version-script=$(GEN)/exports-$(MACHINE).map
 OBJCOPY ?= objcopy
 

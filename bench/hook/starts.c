@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How long a process takes from its start to its end, with a library preloaded and without, in turn. Prints
- * one line of JSON with the medians in microseconds.
+ * How long a process takes from its start to its end: bare, with a library preloaded, and with an empty one,
+ * in turn. Prints one line of JSON, in microseconds: the median of the bare ones, and the medians of what
+ * each of the others took more than the bare one of its round.
  *
- *   starts LIBRARY ROUNDS AT_ONCE COMMAND…
+ *   starts LIBRARY EMPTY ROUNDS AT_ONCE COMMAND…
  */
 #include <spawn.h>
 #include <stdint.h>
@@ -24,7 +25,7 @@ static uint64_t now(void)
 
 static int order(const void *a, const void *b)
 {
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	double x = *(const double *)a, y = *(const double *)b;
 	return (x > y) - (x < y);
 }
 
@@ -48,33 +49,54 @@ static uint64_t lives(char **command, char **environment, int at_once)
 	return now() - from;
 }
 
+static double median(const double *one, const double *bare, int rounds)
+{
+	double *all = calloc((size_t)rounds, sizeof(*all));
+	if (all == NULL)
+		exit(2);
+	for (int i = 0; i < rounds; i++)
+		all[i] = one[i] - (bare ? bare[i] : 0);
+	qsort(all, (size_t)rounds, sizeof(*all), order);
+	double middle = all[rounds / 2] / 1e3;
+	free(all);
+	return middle;
+}
+
+enum { BARE, HOOKED, EMPTY, WAYS };
+
 int main(int argc, char **argv)
 {
-	if (argc < 5)
+	if (argc < 6)
 		return 2;
-	int rounds = atoi(argv[2]), at_once = atoi(argv[3]), count = 0;
-	char preload[4096], *with[256];
-	uint64_t *bare = calloc((size_t)rounds, sizeof(*bare)),
-		 *hooked = calloc((size_t)rounds, sizeof(*hooked));
-	if (rounds < 1 || at_once < 1 || at_once > 64 || !bare || !hooked)
+	int rounds = atoi(argv[3]), at_once = atoi(argv[4]);
+	char preload[WAYS][4096], *environment[WAYS][256];
+	double *took[WAYS];
+	if (rounds < 1 || at_once < 1 || at_once > 64)
 		return 2;
-	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", argv[1]);
-	for (char **variable = environ; *variable && count < 250; variable++)
-		with[count++] = *variable;
-	with[count++] = preload;
-	with[count] = NULL;
+	for (int way = BARE; way < WAYS; way++) {
+		int count = 0;
+		for (char **variable = environ; *variable && count < 250; variable++)
+			environment[way][count++] = *variable;
+		if (way != BARE) {
+			snprintf(preload[way], sizeof(preload[way]), "LD_PRELOAD=%s", argv[way]);
+			environment[way][count++] = preload[way];
+		}
+		environment[way][count] = NULL;
+		took[way] = calloc((size_t)rounds, sizeof(double));
+		if (took[way] == NULL)
+			return 2;
+	}
 	for (int i = -2; i < rounds; i++) {
-		/* Who goes first alternates, so that neither always finds the other's warm caches. */
-		uint64_t first = lives(argv + 4, i & 1 ? with : environ, at_once);
-		uint64_t second = lives(argv + 4, i & 1 ? environ : with, at_once);
-		if (i >= 0) {
-			bare[i] = i & 1 ? second : first;
-			hooked[i] = i & 1 ? first : second;
+		/* Who goes first changes, so that none always finds another's warm caches. */
+		for (int turn = 0; turn < WAYS; turn++) {
+			int way = (turn + i + WAYS) % WAYS;
+			double time = (double)lives(argv + 5, environment[way], at_once);
+			if (i >= 0)
+				took[way][i] = time;
 		}
 	}
-	qsort(bare, (size_t)rounds, sizeof(*bare), order);
-	qsort(hooked, (size_t)rounds, sizeof(*hooked), order);
-	printf("{\"bare_us\": %.1f, \"hooked_us\": %.1f}\n", (double)bare[rounds / 2] / 1e3,
-	       (double)hooked[rounds / 2] / 1e3);
+	printf("{\"bare_us\": %.1f, \"hooked_us\": %.1f, \"empty_us\": %.1f}\n",
+	       median(took[BARE], NULL, rounds), median(took[HOOKED], took[BARE], rounds),
+	       median(took[EMPTY], took[BARE], rounds));
 	return 0;
 }

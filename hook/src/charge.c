@@ -28,40 +28,6 @@ static bool card_has(unsigned number, uint32_t share)
 	return false;
 }
 
-struct aq_usage_slot *aq_slot_claim(struct aq_share *share)
-{
-	struct aq_process *process = aq_process();
-	aq_lock(&process->claiming);
-	struct aq_usage_slot *slot = __atomic_load_n(&process->slot[share->index], __ATOMIC_ACQUIRE);
-	if (slot == NULL) {
-		if (!process->known)
-			aq_identify(process);
-		/* Neighbours that ended before we came are nobody's business any more. Where no node looks
-		 * after the other cards, we do. */
-		aq_share_tidy(share);
-		for (uint32_t i = 0; share->grant == NULL && i < aq_share_count; i++)
-			if (i != share->index)
-				aq_share_tidy(&aq_shares[i]);
-		uint64_t owner;
-		int index =
-		    aq_account_claim(&share->account, process->pid, process->start, process->pidns, &owner);
-		if (index >= 0) {
-			slot = aq_account_slot(&share->account, (uint32_t)index);
-			__atomic_store_n(&process->slot[share->index], slot, __ATOMIC_RELEASE);
-		}
-	}
-	aq_unlock(&process->claiming);
-	if (slot == NULL) {
-		__atomic_fetch_or(&share->account.file->complaints, AQ_COMPLAINT_SLOTS, __ATOMIC_RELAXED);
-		AQ_SAY(AQ_SAY_SLOTS,
-		       "this share of a GPU is used by as many processes as its usage file has room for; "
-		       "this process gets no GPU memory");
-	}
-	if (process->pidns == 0)
-		__atomic_fetch_or(&share->account.file->complaints, AQ_COMPLAINT_BLIND, __ATOMIC_RELAXED);
-	return slot;
-}
-
 /* Looking into what neighbours have mapped takes long, so it is done now and then only. */
 #define MAPS_EVERY_MS 250u
 #define TIDY_EVERY_MS 200u
@@ -77,11 +43,11 @@ static bool time_for_maps(struct aq_process *process)
 					   __ATOMIC_RELAXED);
 }
 
-void aq_share_tidy(struct aq_share *share)
+static void tidy(struct aq_share *share, enum aq_look look)
 {
 	struct aq_process *process = aq_process();
 	struct aq_mapped_file region = {share->account.file, ""};
-	bool maps = time_for_maps(process);
+	bool maps = look == AQ_LOOK_CLOSELY && time_for_maps(process);
 	uint32_t used = aq_account_used_slots(&share->account);
 	for (uint32_t i = 0; i < used; i++) {
 		struct aq_usage_slot *slot = aq_account_slot(&share->account, i);
@@ -89,11 +55,59 @@ void aq_share_tidy(struct aq_share *share)
 		if (owner == 0)
 			continue;
 		uint64_t pidns = __atomic_load_n(&slot->pidns, __ATOMIC_SEQ_CST);
-		if (aq_owner_left(process, owner, pidns, maps ? &region : NULL))
+		if (aq_owner_left(process, owner, pidns, look, maps ? &region : NULL))
 			aq_account_reap(&share->account, i, owner);
 	}
 	aq_account_settle(&share->account, SETTLE_ATTEMPTS, NULL);
 	aq_view_refresh(share);
+}
+
+void aq_share_tidy(struct aq_share *share)
+{
+	tidy(share, AQ_LOOK_CLOSELY);
+}
+
+static int claim(const struct aq_share *share, const struct aq_process *process)
+{
+	uint64_t owner;
+	return aq_account_claim(&share->account, process->pid, process->start, process->pidns, &owner);
+}
+
+struct aq_usage_slot *aq_slot_claim(struct aq_share *share)
+{
+	struct aq_process *process = aq_process();
+	aq_lock(&process->claiming);
+	struct aq_usage_slot *slot = __atomic_load_n(&process->slot[share->index], __ATOMIC_ACQUIRE);
+	if (slot == NULL) {
+		if (!process->known)
+			aq_identify(process);
+		/* Neighbours that ended before we came are nobody's business any more. With a node a glance
+		 * will do: it sees the rest within a second, and whoever would be refused looks closely.
+		 * Where there is none, we also look after the other cards. */
+		if (share->grant)
+			tidy(share, AQ_LOOK_BRIEFLY);
+		for (uint32_t i = 0; share->grant == NULL && i < aq_share_count; i++)
+			aq_share_tidy(&aq_shares[i]);
+		int index = claim(share, process);
+		if (index < 0) {
+			aq_share_tidy(share);
+			index = claim(share, process);
+		}
+		if (index >= 0) {
+			slot = aq_account_slot(&share->account, (uint32_t)index);
+			__atomic_store_n(&process->slot[share->index], slot, __ATOMIC_RELEASE);
+		}
+	}
+	aq_unlock(&process->claiming);
+	if (slot == NULL) {
+		__atomic_fetch_or(&share->account.file->complaints, AQ_COMPLAINT_SLOTS, __ATOMIC_RELAXED);
+		AQ_SAY(AQ_SAY_SLOTS,
+		       "this share of a GPU is used by as many processes as its usage file has room for; "
+		       "this process gets no GPU memory");
+	}
+	if (process->pidns == 0)
+		__atomic_fetch_or(&share->account.file->complaints, AQ_COMPLAINT_BLIND, __ATOMIC_RELAXED);
+	return slot;
 }
 
 void aq_tidy_now_and_then(unsigned number)
@@ -274,13 +288,6 @@ void aq_spilled(unsigned number, int64_t units)
 	struct aq_usage_slot *slot = aq_slot(&aq_shares[aq_cards[number].share[0]]);
 	if (slot)
 		__atomic_fetch_add(&slot->spilled_bytes, (uint64_t)units << AQ_UNIT_SHIFT, __ATOMIC_RELAXED);
-}
-
-void aq_uncharge_entry(uint64_t entry)
-{
-	aq_uncharge(aq_entry_card(entry), aq_entry_units(entry));
-	if (__builtin_expect((entry & AQ_ENTRY_SPILLED) != 0, 0))
-		aq_spilled(aq_entry_card(entry), -(int64_t)aq_entry_units(entry));
 }
 
 /* What this process holds of the card is the sum over its slots; which share pays it back is all one. The

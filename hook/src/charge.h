@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "account_steps.h"
+#include "entry.h"
 #include "grants.h"
 #include "process.h"
 #include "state.h"
@@ -69,14 +70,19 @@ static inline void aq_uncharge(unsigned number, uint64_t units)
 /* Counts an allocation that was refused for want of room. */
 void aq_refused(unsigned card, enum aq_refusal kind);
 
-/* The same for what a table has remembered (entry.h). */
-void aq_uncharge_entry(uint64_t entry);
-
 /* Tells the node, through every usage file of the card (or of all cards: AQ_NO_CARD). */
 void aq_complain(int card, enum aq_complaint complaint);
 
 /* So many units more (or fewer) of what this process holds are in managed memory. */
 void aq_spilled(unsigned card, int64_t units);
+
+/* Takes off what a table has remembered. */
+static inline void aq_uncharge_entry(uint64_t entry)
+{
+	aq_uncharge(aq_entry_card(entry), aq_entry_units(entry));
+	if (__builtin_expect((entry & AQ_ENTRY_SPILLED) != 0, 0))
+		aq_spilled(aq_entry_card(entry), -(int64_t)aq_entry_units(entry));
+}
 
 /* Gives back what is charged but not held: dead neighbours, unsettled accounts, memory that pools of this
  * process have returned to the driver since anybody looked. */

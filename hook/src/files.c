@@ -4,20 +4,18 @@
  */
 #include "files.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+
+#include "kernel.h"
 
 static int open_quietly(const char *path, int flags)
 {
 	int fd;
 	do
-		fd = open(path, flags | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+		fd = aq_kernel_open(path, flags | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
 	while (fd < 0 && errno == EINTR);
 	return fd < 0 ? -errno : fd;
 }
@@ -28,25 +26,21 @@ long aq_read_file(const char *path, char *buffer, size_t size)
 	int fd = open_quietly(path, O_RDONLY);
 	long rc = fd;
 	if (fd >= 0) {
-		size_t filled = 0;
-		do {
-			rc = read(fd, buffer + filled, size - 1 - filled);
-			if (rc > 0)
-				filled += (size_t)rc;
-		} while ((rc > 0 && filled < size - 1) || (rc < 0 && errno == EINTR));
-		rc = rc < 0 ? -errno : (long)filled;
-		buffer[filled] = '\0';
-		close(fd);
+		do
+			rc = aq_kernel_read(fd, buffer, size - 1);
+		while (rc < 0 && errno == EINTR);
+		rc = rc < 0 ? -errno : rc;
+		buffer[rc > 0 ? rc : 0] = '\0';
+		aq_kernel_close(fd);
 	}
 	errno = saved;
 	return rc;
 }
 
-/* The system call itself: glibc's fstat is a symbol that old ones do not have. */
 static int file_size(int fd, uint64_t *size)
 {
 	struct stat stat;
-	if (syscall(SYS_fstat, fd, &stat) < 0)
+	if (aq_kernel_fstat(fd, &stat) < 0)
 		return -errno;
 	if (!S_ISREG(stat.st_mode) || stat.st_size < 0)
 		return -EPROTO;
@@ -65,11 +59,11 @@ int aq_map_file(const char *path, size_t need, bool writable, void **map, size_t
 		rc = -EPROTO;
 	if (rc >= 0) {
 		*length = (size_t)(size < most ? size : most);
-		*map = mmap(NULL, *length, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
-		rc = *map == MAP_FAILED ? -errno : 0;
+		*map = aq_kernel_map(*length, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd);
+		rc = *map == NULL ? -errno : 0;
 	}
 	if (fd >= 0)
-		close(fd);
+		aq_kernel_close(fd);
 	errno = saved;
 	return rc;
 }
@@ -115,7 +109,7 @@ int aq_list_folder(const char *path, void (*visit)(const char *name, void *argum
 	}
 	if (fd >= 0) {
 		rc = rc < 0 ? -errno : 0;
-		close(fd);
+		aq_kernel_close(fd);
 	}
 	errno = saved;
 	return (int)rc;

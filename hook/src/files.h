@@ -10,7 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Reads at most size - 1 bytes and ends them with NUL. Bytes read, or a negative errno. */
+/* Reads a small file of /proc, which comes in one piece: at most size - 1 bytes, ended with NUL. Bytes read,
+ * or a negative errno. */
 long aq_read_file(const char *path, char *buffer, size_t size);
 
 /* Maps a regular file of at least `need` bytes, shared; `length` gets how much was mapped (at most 1 GiB).

@@ -8,14 +8,15 @@
 #include <string.h>
 
 #include "crc32.h"
+#include "early.h"
 #include "files.h"
 #include "sigbus.h"
 #include "view.h"
 
 struct folder {
-	char names[AQ_MAX_SHARES][AQ_NAME_LEN + 1];
 	uint32_t count;
 	bool too_many;
+	char names[AQ_MAX_SHARES][AQ_NAME_LEN + 1];
 };
 
 static void remember(const char *name, void *argument)
@@ -123,7 +124,7 @@ enum aq_mode aq_grants_read(void)
 {
 	char path[512];
 	/* Too large for the stack of a small thread; aq_decide lets only one in. */
-	static struct folder folder;
+	AQ_EARLY_LISTING static struct folder folder;
 	folder.count = 0;
 	folder.too_many = false;
 	if (!aq_path(path, sizeof(path), aq_root, "grants", NULL))

@@ -9,13 +9,12 @@
 #include "identity.h"
 
 #include <errno.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
+#include "early.h"
 #include "files.h"
+#include "kernel.h"
 #include "process.h"
 #include "say.h"
 
@@ -27,7 +26,7 @@ extern int __register_atfork(void (*prepare)(void), void (*parent)(void), void (
 /* What start files would bring; they bring constructors too. */
 void *__dso_handle __attribute__((weak, visibility("hidden"))) = &__dso_handle;
 
-struct aq_process *aq_process_word;
+AQ_EARLY struct aq_process *aq_process_word;
 
 /* Kernels before 4.14 do not empty pages in a child, so it is done by hand. */
 static void empty_in_child(void)
@@ -42,9 +41,9 @@ struct aq_process *aq_process_pages(void)
 	size_t size = sizeof(struct aq_process);
 	struct aq_process *expected = NULL;
 	struct aq_process *pages =
-	    mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	bool wiped = pages != MAP_FAILED && madvise(pages, size, MADV_WIPEONFORK) == 0;
-	if (pages == MAP_FAILED)
+	    aq_kernel_map(size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+	bool wiped = pages && syscall(SYS_madvise, pages, size, MADV_WIPEONFORK) == 0;
+	if (pages == NULL)
 		pages = &last_resort;
 	if (__atomic_compare_exchange_n(&aq_process_word, &expected, pages, false, __ATOMIC_ACQ_REL,
 					__ATOMIC_ACQUIRE)) {
@@ -61,56 +60,72 @@ struct aq_process *aq_process_pages(void)
 /* State, thread count and start time out of /proc/<pid>/stat. The name in it may hold anything, so what
  * counts begins after its last closing parenthesis. */
 struct stat_line {
-	long pid;
+	uint64_t pid;
 	char state;
-	long threads;
+	uint64_t threads;
 	uint64_t start;
 };
+
+/* The number that begins at `text`; 0 where there is none. */
+static uint64_t number_at(const char *text)
+{
+	uint64_t number = 0;
+	for (; *text >= '0' && *text <= '9'; text++)
+		number = number * 10 + (uint64_t)(*text - '0');
+	return number;
+}
 
 static bool read_stat(const char *pid, struct stat_line *out)
 {
 	char path[64], text[1024];
-	if (!aq_path(path, sizeof(path), "/proc", pid, "stat") || aq_read_file(path, text, sizeof(text)) <= 0)
+	long length = 0;
+	if (aq_path(path, sizeof(path), "/proc", pid, "stat"))
+		length = aq_read_file(path, text, sizeof(text));
+	const char *rest = text + (length > 0 ? length : 0);
+	while (rest > text && rest[-1] != ')')
+		rest--;
+	if (rest == text || rest[0] != ' ')
 		return false;
-	const char *rest = strrchr(text, ')');
-	if (rest == NULL || rest[1] != ' ')
-		return false;
-	out->pid = strtol(text, NULL, 10);
-	out->state = rest[2];
+	out->pid = number_at(text);
+	out->state = rest[1];
 	/* Field 3 is the state; 20 the number of threads; 22 the start time. */
-	const char *field = rest + 2;
+	const char *field = rest + 1;
 	for (int number = 3; number < 22; number++) {
 		if (number == 20)
-			out->threads = strtol(field, NULL, 10);
-		field = strchr(field, ' ');
-		if (field == NULL)
+			out->threads = number_at(field);
+		while (*field && *field != ' ')
+			field++;
+		if (*field == '\0')
 			return false;
 		field++;
 	}
-	out->start = strtoull(field, NULL, 10);
+	out->start = number_at(field);
 	return true;
 }
 
 static uint64_t namespace_inode(void)
 {
 	char target[64];
-	ssize_t length = readlink("/proc/self/ns/pid", target, sizeof(target) - 1);
+	long length = syscall(SYS_readlinkat, AT_FDCWD, "/proc/self/ns/pid", target, sizeof(target) - 1);
 	if (length <= 0)
 		return 0;
 	target[length] = '\0';
-	const char *open = strchr(target, '[');
-	return open ? strtoull(open + 1, NULL, 10) : 0;
+	/* "pid:[4026531836]" */
+	const char *inode = target;
+	while (*inode && (*inode < '0' || *inode > '9'))
+		inode++;
+	return number_at(inode);
 }
 
 void aq_identify(struct aq_process *process)
 {
 	int saved = errno;
 	struct stat_line line;
-	process->pid = (uint32_t)getpid();
+	process->pid = (uint32_t)syscall(SYS_getpid);
 	process->start = 0;
 	process->pidns = 0;
 	/* A /proc of another namespace is worse than none. */
-	if (read_stat("self", &line) && line.pid == (long)process->pid) {
+	if (read_stat("self", &line) && line.pid == process->pid) {
 		process->start = line.start & UINT32_MAX;
 		process->pidns = namespace_inode();
 	}
@@ -118,7 +133,7 @@ void aq_identify(struct aq_process *process)
 	errno = saved;
 }
 
-bool aq_owner_left(const struct aq_process *process, uint64_t owner, uint64_t pidns,
+bool aq_owner_left(const struct aq_process *process, uint64_t owner, uint64_t pidns, enum aq_look look,
 		   struct aq_mapped_file *region)
 {
 	if (!(owner & AQ_OWNER_LIVE) || process->pidns == 0 || pidns != process->pidns)
@@ -128,10 +143,10 @@ bool aq_owner_left(const struct aq_process *process, uint64_t owner, uint64_t pi
 	if (pid == 0 || pid == process->pid)
 		return false;
 	int saved = errno;
-	bool exists = kill((pid_t)pid, 0) == 0 || errno != ESRCH;
+	bool exists = syscall(SYS_kill, (pid_t)pid, 0) == 0 || errno != ESRCH;
 	errno = saved;
-	if (!exists)
-		return true;
+	if (!exists || look == AQ_LOOK_BRIEFLY)
+		return !exists;
 	char digits[24];
 	const char *text = aq_decimal(pid, digits);
 	struct stat_line line;

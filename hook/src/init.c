@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "charge.h"
+#include "early.h"
 #include "mode.h"
 #include "process.h"
 #include "resolve.h"
@@ -13,8 +14,9 @@
 #include "standalone.h"
 #include "state.h"
 
-int aq_active_word;
-int8_t aq_ordinal_card[AQ_MAX_ORDINALS];
+AQ_EARLY int aq_active_word;
+AQ_EARLY int8_t aq_ordinal_card[AQ_MAX_ORDINALS];
+AQ_EARLY int8_t aq_sole_card;
 
 static bool device_uuid(CUdevice device, CUuuid *uuid)
 {
@@ -24,7 +26,16 @@ static bool device_uuid(CUdevice device, CUuuid *uuid)
 	return REAL(cuDeviceGetUuid)(uuid, device) == CUDA_SUCCESS;
 }
 
-/* Fills in aq_ordinal_card. False: the driver is not initialised (yet). */
+/* The card that every device is on. */
+static int8_t sole(const int8_t *cards, int count)
+{
+	for (int i = 1; i < count; i++)
+		if (i == (int)AQ_MAX_ORDINALS || cards[i] != cards[0])
+			return AQ_NO_CARD;
+	return cards[0];
+}
+
+/* Fills in aq_ordinal_card and aq_sole_card. False: the driver is not initialised (yet). */
 static bool discover(enum aq_mode mode)
 {
 	int8_t cards[AQ_MAX_ORDINALS];
@@ -45,6 +56,7 @@ static bool discover(enum aq_mode mode)
 			cards[device] = (int8_t)aq_card_by_uuid(&uuid);
 	}
 	memcpy(aq_ordinal_card, cards, sizeof(cards));
+	aq_sole_card = sole(cards, count);
 	return true;
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "charge.h"
+#include "early.h"
 #include "grants.h"
 #include "lock.h"
 #include "process.h"
@@ -16,12 +17,12 @@
 #include "view.h"
 #include "wait.h"
 
-int aq_mode_word;
+AQ_EARLY int aq_mode_word;
 
-struct aq_share aq_shares[AQ_MAX_SHARES];
-uint32_t aq_share_count;
-struct aq_card aq_cards[AQ_MAX_CARDS];
-uint32_t aq_card_count;
+AQ_EARLY_SHARES struct aq_share aq_shares[AQ_MAX_SHARES];
+AQ_EARLY uint32_t aq_share_count;
+AQ_EARLY_CARDS struct aq_card aq_cards[AQ_MAX_CARDS];
+AQ_EARLY uint32_t aq_card_count;
 
 char aq_refusal[512];
 

@@ -9,13 +9,15 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
+#include "kernel.h"
+
 /* Zeroed pages, or NULL; errno stays as it was. */
 static inline void *aq_pages(size_t size)
 {
 	int saved = errno;
-	void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *pages = aq_kernel_map(size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
 	errno = saved;
-	return pages == MAP_FAILED ? NULL : pages;
+	return pages;
 }
 
 static inline void aq_pages_give(void *pages, size_t size)

@@ -40,6 +40,7 @@ struct aq_process_card {
 	struct aq_pool graph; /* handle unused */
 };
 
+/* In the order in which a program comes to need it: what every start touches lies in the first two pages. */
 struct aq_process {
 	uint32_t deciding; /* lock of aq_decide */
 	uint32_t claiming; /* lock of slot claims and of the context table's writers */
@@ -47,13 +48,6 @@ struct aq_process {
 	uint32_t pid;
 	uint64_t start;
 	uint64_t pidns;
-	struct aq_usage_slot *slot[AQ_MAX_SHARES]; /* NULL: not claimed */
-	struct aq_context context[AQ_MAX_CONTEXTS];
-	uint32_t primary_retains[AQ_MAX_ORDINALS];
-	struct aq_process_card card[AQ_MAX_CARDS];
-	struct aq_pool pool[AQ_MAX_POOLS];
-	uint32_t pools; /* places of `pool` ever used */
-	uint32_t graphs; /* executable graphs with memory of their own were seen */
 	struct aq_table addresses; /* device address → aq_entry */
 	struct aq_table arrays; /* CUarray, CUmipmappedArray → aq_entry */
 	struct aq_table handles; /* VMM handle → index of an aq_block */
@@ -67,6 +61,13 @@ struct aq_process {
 	uint64_t tidied_ms; /* when neighbours were last looked after for the sake of figures */
 	uint64_t maps_read_ms; /* when neighbours' mappings were looked at last */
 	uint32_t said; /* kinds of message already printed */
+	uint32_t pools; /* places of `pool` ever used */
+	uint32_t graphs; /* executable graphs with memory of their own were seen */
+	uint32_t primary_retains[AQ_MAX_ORDINALS];
+	struct aq_usage_slot *slot[AQ_MAX_SHARES]; /* NULL: not claimed */
+	struct aq_process_card card[AQ_MAX_CARDS];
+	struct aq_context context[AQ_MAX_CONTEXTS];
+	struct aq_pool pool[AQ_MAX_POOLS];
 };
 
 struct aq_process *aq_process_pages(void);

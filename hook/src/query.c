@@ -63,7 +63,13 @@ static void show_info(size_t *free, size_t *total, size_t real_free, size_t real
 {
 	struct aq_place place;
 	struct aq_view_figures figures;
-	if (aq_place_here(&place) == AQ_CHARGE) {
+	enum aq_verdict verdict = AQ_CHARGE;
+	/* The driver has answered, so there is a context; with one card it can only be on that. */
+	if (__builtin_expect(aq_active() && aq_sole_card != AQ_NO_CARD, 1))
+		place.card = (unsigned)aq_sole_card;
+	else
+		verdict = aq_place_here(&place);
+	if (verdict == AQ_CHARGE) {
 		aq_pools_sync(place.card);
 		if (__builtin_expect(aq_cards[place.card].only == NULL || !aq_cards[place.card].only->grant,
 				     0))

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "early.h"
 #include "mode.h"
 #include "objects.h"
 
@@ -21,10 +22,10 @@ struct library {
 	uintptr_t end;
 };
 
-static struct library libraries[2];
+AQ_EARLY static struct library libraries[2];
 static const char *const sonames[2] = {"libcuda.so.1", "libnvidia-ml.so.1"};
 
-void *aq_reals[AQ_NUMBERS];
+AQ_EARLY void *aq_reals[AQ_NUMBERS];
 
 /* ---- libc's own ------------------------------------------------------------------------------- */
 
@@ -33,7 +34,7 @@ typedef void *dlvsym_type(void *, const char *, const char *);
 typedef void *dlopen_type(const char *, int);
 
 enum { DLSYM, DLVSYM, DLOPEN };
-static void *libc_functions[3];
+AQ_EARLY static void *libc_functions[3];
 
 static void *libc_function(unsigned which)
 {

@@ -19,6 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "early.h"
 #include "lock.h"
 #include "objects.h"
 #include "say.h"
@@ -34,12 +35,12 @@ struct range {
 /* One for each share, and HAMi's region. */
 #define MOST_RANGES (AQ_MAX_SHARES + 1)
 
-static struct range ranges[MOST_RANGES];
-static uint32_t range_count;
-static int installed;
-static int lost;
+AQ_EARLY static struct range ranges[MOST_RANGES];
+AQ_EARLY static uint32_t range_count;
+AQ_EARLY static int installed;
+AQ_EARLY static int lost;
 /* What the program believes to be in force for SIGBUS, once ours is. */
-static struct sigaction programs;
+AQ_EARLY static struct sigaction programs;
 
 typedef int sigaction_type(int, const struct sigaction *, struct sigaction *);
 typedef void (*handler_type)(int);
@@ -53,7 +54,7 @@ static void *libc_function(const char *name)
 
 static sigaction_type *libc_sigaction(void)
 {
-	static void *function;
+	AQ_EARLY static void *function;
 	if (__atomic_load_n(&function, __ATOMIC_RELAXED) == NULL)
 		__atomic_store_n(&function, libc_function("sigaction"), __ATOMIC_RELAXED);
 	return (sigaction_type *)function;
@@ -159,7 +160,7 @@ EXPORT handler_type signal(int number, handler_type handler)
 		}
 		return before;
 	}
-	static void *function;
+	AQ_EARLY static void *function;
 	if (__atomic_load_n(&function, __ATOMIC_RELAXED) == NULL)
 		__atomic_store_n(&function, libc_function("signal"), __ATOMIC_RELAXED);
 	if (function)

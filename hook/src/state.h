@@ -54,6 +54,10 @@ extern uint32_t aq_card_count;
 /* Card of a CUDA ordinal of this process, or AQ_NO_CARD. */
 extern int8_t aq_ordinal_card[AQ_MAX_ORDINALS];
 
+/* The card that all devices of this process are on, so that nobody need ask which one is current; or
+ * AQ_NO_CARD. */
+extern int8_t aq_sole_card;
+
 /* 0: not known; 1: limits hold in this process; 2: nothing to do. Set by aq_start (init.c). */
 extern int aq_active_word;
 int aq_start(void);

@@ -10,8 +10,12 @@
 
 #include "pages.h"
 
-#define FIRST_CELLS 1024u
+/* The first segment is one page, for many programs never need more; the next begin with this. */
+#define FIRST_CELLS 128u
+#define NEXT_CELLS  1024u
 #define MOST_CELLS  (1u << 26)
+
+_Static_assert(sizeof(struct aq_segment) + FIRST_CELLS * sizeof(struct aq_cell) <= 4096, "one page");
 
 static bool put_in(struct aq_segment *segment, uint64_t key, uint64_t value)
 {
@@ -22,10 +26,12 @@ static bool put_in(struct aq_segment *segment, uint64_t key, uint64_t value)
 	return false;
 }
 
-/* A further segment, twice as large as `newest`. Of several threads that need one, one wins. */
+/* A further segment, at least twice as large as `newest`. Of several threads that need one, one wins. */
 static struct aq_segment *grow(struct aq_table *table, struct aq_segment *newest)
 {
-	uint32_t cells = newest ? newest->cells * 2 : FIRST_CELLS;
+	uint32_t cells = newest == NULL               ? FIRST_CELLS
+			 : newest->cells < NEXT_CELLS ? NEXT_CELLS
+						      : newest->cells * 2;
 	if (cells > MOST_CELLS)
 		return NULL;
 	size_t size = sizeof(struct aq_segment) + cells * sizeof(struct aq_cell);
@@ -82,7 +88,7 @@ bool aq_table_take_slowly(struct aq_table *table, uint64_t key, uint64_t *value)
 					   __ATOMIC_RELAXED);
 }
 
-bool aq_table_get(const struct aq_table *table, uint64_t key, uint64_t *value)
+bool aq_table_get_slowly(const struct aq_table *table, uint64_t key, uint64_t *value)
 {
 	const struct aq_cell *cell = key > AQ_CELL_FILLING ? find(table, key) : NULL;
 	if (cell == NULL)

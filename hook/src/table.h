@@ -77,7 +77,21 @@ static inline bool aq_table_take(struct aq_table *table, uint64_t key, uint64_t 
 					   __ATOMIC_RELAXED);
 }
 
-bool aq_table_get(const struct aq_table *table, uint64_t key, uint64_t *value);
+bool aq_table_get_slowly(const struct aq_table *table, uint64_t key, uint64_t *value);
+
+/* Value of a key. False: it is not there. */
+static inline bool aq_table_get(const struct aq_table *table, uint64_t key, uint64_t *value)
+{
+	const struct aq_segment *newest = __atomic_load_n(&table->newest, __ATOMIC_ACQUIRE);
+	if (newest == NULL)
+		return false;
+	const struct aq_cell *cell = &newest->cell[aq_table_place(key, newest->cells)];
+	if (__builtin_expect(__atomic_load_n(&cell->key, __ATOMIC_ACQUIRE) != key || key <= AQ_CELL_FILLING,
+			     0))
+		return aq_table_get_slowly(table, key, value);
+	*value = __atomic_load_n(&cell->value, __ATOMIC_RELAXED);
+	return true;
+}
 
 /* Calls `visit` for every entry; `visit` may take the key it is shown. */
 void aq_table_each(struct aq_table *table,

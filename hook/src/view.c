@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "early.h"
 #include "sigbus.h"
 
 #define MAGIC         19920718
@@ -76,7 +77,7 @@ _Static_assert(sizeof(struct aq_view) < ACCOUNTS_AT, "our accounts begin behind 
 
 #define WHOLE (ACCOUNTS_AT + (size_t)DEVICES * AQ_USAGE_FILE_SIZE)
 
-struct aq_view *aq_view_word;
+AQ_EARLY struct aq_view *aq_view_word;
 
 /* Opens or makes the file and gives it at least the size we need. */
 static int open_region(const char *path)
