@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 INCLUDES = [f"-I{ROOT}/hook/include", f"-I{ROOT}/hook/src"]
 ACCOUNT = [*INCLUDES, f"{ROOT}/hook/src/account.c"]
 LIMIT = 10_000
-KILLS = 120
+KILLS = 80
 
 
 STUB = "GPU-" + "-".join(["aa" * 4, "aa" * 2, "aa" * 2, "aa" * 2, "aa" * 6])
