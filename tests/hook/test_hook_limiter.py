@@ -57,21 +57,27 @@ def saved(percent: float, seconds: float) -> float:
     return percent + 100 * 0.03 / seconds + 100 * 0.01 / seconds + 3
 
 
-def measured(once, least: float, most: float) -> dict:
-    """Never above `most`; and not below `least`, unless the machine had no time for us three times in a row."""
+def measured(once, least: float, most: float, bare=None) -> dict:
+    """Never above `most`; and at least once in three times above `least`, of what the program gets without a limit
+    on a machine as busy as this one (`bare`)."""
     seen = []
     for _ in range(3):
         seen.append(once())
         assert seen[-1]["share"] <= most, seen
         if seen[-1]["share"] > least:
             return seen[-1]
-    pytest.fail(f"less than {least} each time: {seen}")
+    possible = bare()["share"] / 100 if bare else 1
+    assert max(s["share"] for s in seen) > least * possible, (possible, seen)
+    return seen[-1]
 
 
 @pytest.mark.parametrize("kind", ["kernel", "ex", "cooperative", "multi", "graph", "thread", "streams", "sync", "null"])
 def test_b155_every_kind_of_launch_is_limited(box, share, kind):
     box.grant("g", CARD_A, GIB, core_percent=30, core_policy=FORCE)
-    measured(lambda: end(begin(box, share, kind, 1000, 1.5)), 20, saved(30, 1.5))
+    command = [share, kind, "1000", "1.5"]
+    env = {"CUDA_VISIBLE_DEVICES": CARD_A}
+    bare = lambda: end(box.popen(command, env=env, hooked=False))
+    measured(lambda: end(box.popen(command, env=env)), 20, saved(30, 1.5), bare)
 
 
 @pytest.mark.parametrize(("percent", "microseconds"), [(10, 100), (50, 100), (90, 1000), (10, 10000), (75, 10000)])
