@@ -6,7 +6,7 @@ prints medians. The driver is the fake one; the limits are real grants in a fold
 measured, an empty library that is preloaded instead shows what no hook could do without. Budgets are those of
 the design (`docs/hook-limits.md`). Exit status: 0 when all of them hold, 1 when one is missed.
 
-    bench/hook/run.py [--quick] [--only calls,starts,shares] [--output json]
+    bench/hook/run.py [--quick] [--only calls,starts,shares] [--part K/N] [--output json]
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import shares
+
 from aliquot.api.grant import CorePolicy, Grant
-from aliquot.node.hints import Activity, advise
 from aliquot.node.regions import Regions
 
 HERE: Final = Path(__file__).parent
@@ -127,12 +127,16 @@ class Machine:
         return config
 
     def container(self, config: Path, **grant: Any) -> Container:
+        made = self.bare_container(config)
+        made.grant(**grant)
+        return made
+
+    def bare_container(self, config: Path) -> Container:
+        """One without a grant yet."""
         self._count += 1
         folder = self.memory / f"c{self._count}"
         folder.mkdir()
-        made = Container(folder, config, self.driver)
-        made.grant(**grant)
-        return made
+        return Container(folder, config, self.driver)
 
 
 # ---- calls ------------------------------------------------------------------------------------------------------
@@ -225,100 +229,31 @@ def measure_starts(machine: Machine, rounds: int) -> Iterator[Figure]:
                 yield Figure(label + suffix, "times", times, seen["bare_us"], most)
 
 
-# ---- compute shares ---------------------------------------------------------------------------------------------
-
-KINDS: Final = ("kernel", "ex", "cooperative", "multi", "graph", "thread", "streams", "sync")
-LENGTHS: Final = (100, 1000, 10000)
-LIMITS: Final = (10, 25, 50, 75, 90)
-STALL_MS: Final = 30.0
-
-
-def oversleep_ms(seconds: float) -> float:
-    """The machine's own share in a stall: by how much a sleep of 2 ms is late at worst."""
-    worst, end = 0.0, time.monotonic() + seconds
-    while time.monotonic() < end:
-        begin = time.monotonic()
-        time.sleep(0.002)
-        worst = max(worst, time.monotonic() - begin - 0.002)
-    return worst * 1e3
-
-
-def one_share(machine: Machine, kind: str, length: int, limit: int, seconds: float) -> Iterator[Figure]:
-    container = machine.container(machine.card(), percent=limit)
-    process = container.popen([machine.program("share"), kind, str(length), str(seconds)])
-    late = oversleep_ms(seconds * 0.9)
-    seen = finish(process)
-    label = f"{kind}, {length} us, limit {limit}"
-    # A bucket that was never touched is full: 30 ms of the time are no error of the rate.
-    error = abs(seen["share"] - limit)
-    yield Figure(f"share: {label}", "points off", error, seen["share"], 2)
-    worst = max(limit - seen["worst"], seen["best"] - limit)
-    yield Figure(f"any second: {label}", "points off", worst, seen["worst"], 5)
-    if limit == 50:
-        yield Figure(f"longest stall: {label}", "ms", seen["stall_ms"], late, STALL_MS + late)
-
-
-def advise_until(containers: Sequence[Container], processes: Sequence[subprocess.Popen[str]]) -> None:
-    """The node's part: what each share is told of the others, twice a second, until the programs have ended."""
-    while any(process.poll() is None for process in processes):
-        now = time.monotonic_ns()
-        seen = [
-            Activity(
-                name=str(i),
-                card_uuid=CARD,
-                last_launch_ns=container.regions.usage("g").last_launch_ns,
-                processes=1,
-                core_percent=50,
-                core_policy=CorePolicy.DEFAULT,
-                priority=0,
-            )
-            for i, container in enumerate(containers)
-        ]
-        advice = advise(seen, now)
-        for i, container in enumerate(containers):
-            one = advice[str(i)]
-            container.regions.hint(
-                "g", burst_until_ns=one.burst_until_ns, hold_until_ns=one.hold_until_ns, heartbeat_ns=now
-            )
-        time.sleep(0.5)
-
-
-def two_shares(machine: Machine, length: int, limits: tuple[int, int], seconds: float) -> Iterator[Figure]:
-    config = machine.card(queue_depth=64)
-    both = [machine.container(config, percent=limit, policy=CorePolicy.DEFAULT) for limit in limits]
-    begin = time.monotonic_ns() + 300_000_000
-    command = [machine.program("share"), "kernel", str(length), str(seconds), str(begin)]
-    started = [container.popen(command) for container in both]
-    advise_until(both, started)
-    for limit, process in zip(limits, started, strict=True):
-        seen = finish(process)
-        label = f"{limit} of {limits[0]} + {limits[1]}, {length} us"
-        yield Figure(f"share: {label}", "points off", abs(seen["share"] - limit), seen["share"], 2)
-
-
-def measure_shares(machine: Machine, seconds: float, *, quick: bool) -> Iterator[Figure]:
-    for limit in LIMITS:
-        for length in LENGTHS:
-            if not quick or (limit, length) in {(10, 100), (50, 1000), (90, 10000), (50, 10000)}:
-                yield from one_share(machine, "kernel", length, limit, seconds)
-    for kind in KINDS[1:]:
-        yield from one_share(machine, kind, 1000, 50, seconds)
-    for limits in ((30, 70), (50, 50)):
-        for length in LENGTHS:
-            yield from two_shares(machine, length, limits, seconds)
-
-
 # ---- the table --------------------------------------------------------------------------------------------------
+
+
+def measure_shares(machine: Machine, part: str, *, quick: bool, show: bool) -> Iterator[Figure]:
+    which, of = (int(number) for number in part.split("/"))
+    lines = sys.stdout if show else sys.stderr
+
+    def line(text: str) -> None:
+        lines.write(text + "\n")
+        lines.flush()
+
+    for figure in shares.measure(machine, uuid=CARD, quick=quick, part=(which, of), show=line):
+        yield Figure(*figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter ones")
     parser.add_argument("--only", default="calls,starts,shares", help="of calls, starts, shares")
+    parser.add_argument("--part", default="1/1", help="the K-th of N parts of the shares (all: a quarter of an hour)")
     parser.add_argument("--output", choices=("table", "json"), default="table")
     arguments = parser.parse_args(argv)
     wanted = arguments.only.split(",")
     rounds = 5 if arguments.quick else 15
+    table = arguments.output == "table"
     folder = Path(tempfile.mkdtemp(prefix="aliquot-bench-hook-"))
     memory = Path(tempfile.mkdtemp(prefix="aliquot-bench-hook-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
     figures: list[Figure] = []
@@ -330,11 +265,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "starts" in wanted:
             parts.append(measure_starts(machine, rounds))
         if "shares" in wanted:
-            parts.append(measure_shares(machine, 4 if arguments.quick else 10, quick=arguments.quick))
+            parts.append(measure_shares(machine, arguments.part, quick=arguments.quick, show=table))
         for part in parts:
             for figure in part:
                 figures.append(figure)
-                if arguments.output == "table":
+                if table:
                     mark = "" if figure.holds else "  MISSED"
                     budget = "" if figure.budget is None else f"  budget {figure.budget:7.2f}"
                     sys.stdout.write(
@@ -345,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(memory, ignore_errors=True)
-    if arguments.output == "json":
+    if not table:
         sys.stdout.write(json.dumps([asdict(f) | {"holds": f.holds} for f in figures], indent=1) + "\n")
     return 0 if all(f.holds for f in figures) else 1
 

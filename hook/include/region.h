@@ -26,7 +26,7 @@
 #define AQ_GRANT_MAGIC  0x52475141u /* "AQGR" */
 #define AQ_USAGE_MAGIC  0x53555141u /* "AQUS" */
 #define AQ_REGION_MAJOR 1u
-#define AQ_REGION_MINOR 0u
+#define AQ_REGION_MINOR 1u /* 1: hints.ratio, bucket.done_ns */
 
 #define AQ_UUID_LEN   96u /* "GPU-…" or "MIG-…", NUL-terminated */
 #define AQ_BUS_ID_LEN 32u /* "00000000:3b:00.0", NUL-terminated */
@@ -73,7 +73,11 @@ struct aq_grant_hints {
 	uint64_t burst_until_ns; /* CLOCK_MONOTONIC: until then a `default` compute limit does not bind */
 	uint64_t hold_until_ns; /* CLOCK_MONOTONIC: until then low priority work gives way */
 	uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the node daemon's last round */
+	uint64_t
+	    ratio; /* device time seen by NVML for each that was charged, times AQ_RATIO_ONE; 0: not known */
 };
+
+#define AQ_RATIO_ONE 65536u
 
 struct aq_grant_file {
 	uint32_t magic;
@@ -151,7 +155,8 @@ struct aq_usage_bucket {
 	uint64_t busy_ns; /* device time ever charged */
 	uint64_t waiters; /* futex word and count, advisory */
 	uint64_t last_launch_ns; /* CLOCK_MONOTONIC_COARSE of the latest launch: is the share busy? */
-	uint64_t reserved[11];
+	uint64_t done_ns; /* what `busy_ns` was when the latest launch was made that is known to be done */
+	uint64_t reserved[10];
 };
 
 /* Bits of `complaints`: what a hook found that the node's operator should know. */

@@ -53,6 +53,7 @@ struct aq_usage_process {
 struct aq_usage_report {
 	uint64_t used_bytes; /* the account, clamped to what the format can say */
 	uint64_t busy_ns;
+	uint64_t done_ns; /* of busy_ns: what is known to be done */
 	uint64_t last_launch_ns;
 	uint64_t complaints;
 	uint64_t repaired_bytes; /* taken off the account in this call */

@@ -23,10 +23,12 @@
 #define PORTION_NS 100000u
 #define FIRST_NS \
 	20000000u /* how long the second launch of a kind waits to hear how long the first one took */
-#define POLL_NS   50000u
-#define POLL_MOST 1000000u
-#define MOST_NS   1000000000u
-#define NODE_NS   3000000000u /* a node daemon that was not heard of for so long is gone */
+#define POLL_NS       50000u
+#define POLL_MOST     1000000u
+#define MOST_NS       1000000000u
+#define NODE_NS       3000000000u /* a node daemon that was not heard of for so long is gone */
+#define MOST_RATIO    8u /* more than this is no matter of others' turns */
+#define MOST_RATED_NS (1ull << 40) /* no launch pays for so much, and the product cannot overflow */
 
 struct aq_gate aq_gate;
 static const uint64_t nothing[4];
@@ -91,20 +93,10 @@ static bool share_bursts(const struct aq_share *share, uint64_t now)
 enum aq_measured aq_limiter_company(unsigned number, uint64_t now)
 {
 	const struct aq_card *card = &aq_cards[number];
-	enum aq_measured how = AQ_MEASURED_SHARED;
-	for (uint32_t i = 0; i < card->share_count; i++) {
-		const struct aq_share *share = &aq_shares[card->share[i]];
-		/* Whether a share is alone is said of those that gain by it: a forced limit hears nothing. */
-		if (share->grant == NULL ||
-		    __atomic_load_n(&share->core_policy, __ATOMIC_RELAXED) != AQ_CORE_DEFAULT)
-			continue;
-		if (share_bursts(share, now))
+	for (uint32_t i = 0; i < card->share_count; i++)
+		if (share_bursts(&aq_shares[card->share[i]], now))
 			return AQ_MEASURED_ALONE;
-		uint64_t heard = __atomic_load_n(&share->grant->hints.heartbeat_ns, __ATOMIC_RELAXED);
-		if (heard != 0 && now - heard < NODE_NS)
-			how = AQ_MEASURED_CONTENDED;
-	}
-	return how;
+	return AQ_MEASURED_SHARED;
 }
 
 /* ---- paying ------------------------------------------------------------------------------------ */
@@ -119,6 +111,23 @@ static void note(struct aq_share *share, uint64_t amount, uint64_t now)
 		__atomic_fetch_add(&slot->device_ns, amount, __ATOMIC_RELAXED);
 }
 
+/* What is paid for `amount`. While others have turns on the card, their time stands in what was measured; by
+ * how much the node has seen, which knows from NVML what the share really had. */
+static uint64_t rated(const struct aq_share *share, uint64_t amount, uint64_t now)
+{
+	if (share->grant == NULL || amount > MOST_RATED_NS)
+		return amount;
+	uint64_t ratio = __atomic_load_n(&share->grant->hints.ratio, __ATOMIC_RELAXED);
+	uint64_t heard = __atomic_load_n(&share->grant->hints.heartbeat_ns, __ATOMIC_RELAXED);
+	if (ratio == 0 || now - heard >= NODE_NS)
+		return amount;
+	if (ratio < AQ_RATIO_ONE / MOST_RATIO)
+		ratio = AQ_RATIO_ONE / MOST_RATIO;
+	if (ratio > AQ_RATIO_ONE * MOST_RATIO)
+		ratio = AQ_RATIO_ONE * MOST_RATIO;
+	return amount * ratio / AQ_RATIO_ONE;
+}
+
 /* From whichever share of the card has something. False: none; `wait` is how long the first will take. */
 static bool pay(unsigned number, uint64_t amount, uint64_t now, uint64_t *wait)
 {
@@ -129,7 +138,8 @@ static bool pay(unsigned number, uint64_t amount, uint64_t now, uint64_t *wait)
 		uint32_t percent = __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
 		uint64_t own;
 		if (share_bursts(share, now) || percent == 0 ||
-		    aq_bucket_take(&share->account.file->bucket, percent, amount, now, &own)) {
+		    aq_bucket_take(&share->account.file->bucket, percent, rated(share, amount, now), now,
+				   &own)) {
 			note(share, amount, now);
 			return true;
 		}
@@ -138,18 +148,28 @@ static bool pay(unsigned number, uint64_t amount, uint64_t now, uint64_t *wait)
 	return false;
 }
 
+static struct aq_usage_bucket *bucket_of(unsigned number)
+{
+	return &aq_shares[aq_cards[number].share[0]].account.file->bucket;
+}
+
 static void correct(unsigned number, int64_t amount, uint64_t now)
 {
 	struct aq_share *share = &aq_shares[aq_cards[number].share[0]];
 	uint32_t percent = __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
-	if (percent && !share_bursts(share, now))
-		aq_bucket_correct(&share->account.file->bucket, percent, amount, now);
-	__atomic_fetch_add(&share->account.file->bucket.busy_ns, (uint64_t)amount, __ATOMIC_RELAXED);
+	if (percent && !share_bursts(share, now)) {
+		uint64_t size = rated(share, amount < 0 ? 0 - (uint64_t)amount : (uint64_t)amount, now);
+		aq_bucket_correct(&share->account.file->bucket, percent,
+				  amount < 0 ? -(int64_t)size : (int64_t)size, now);
+	}
+	__atomic_fetch_add(&bucket_of(number)->busy_ns, (uint64_t)amount, __ATOMIC_RELAXED);
 }
 
-void aq_limiter_settle(struct aq_limiter *limiter, unsigned card, uint64_t charged, uint64_t took)
+void aq_limiter_settle(unsigned card, uint64_t charged, uint64_t took, uint64_t paid)
 {
-	(void)limiter;
+	uint64_t *done = &bucket_of(card)->done_ns;
+	if ((int64_t)(paid - __atomic_load_n(done, __ATOMIC_RELAXED)) > 0)
+		__atomic_store_n(done, paid, __ATOMIC_RELAXED);
 	if (charged != took && !card_open(card))
 		correct(card, (int64_t)(took - charged), aq_now_ns());
 }
@@ -263,6 +283,7 @@ static void admit(struct aq_limiter *limiter, unsigned number, struct aq_launch 
 		return;
 	launch->card = card;
 	if (measure) {
+		launch->paid_ns = __atomic_load_n(&bucket_of(number)->busy_ns, __ATOMIC_RELAXED);
 		launch->sample = aq_sample_begin(limiter, launch, number);
 		aq_key_rest(entry);
 		count(number, entry->quick + 1ull);

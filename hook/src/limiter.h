@@ -43,6 +43,7 @@ struct aq_launch {
 	struct aq_key *known;
 	struct aq_sample *sample; /* being measured */
 	uint64_t charged_ns;
+	uint64_t paid_ns; /* all that its share had been charged with it */
 };
 
 /* Which words of which grant say that a launch may go on without further looking. */

@@ -8,9 +8,8 @@
  * that was ever seen is the best that can be known, until so many measurements lie so far above it that the
  * work itself must have changed.
  *
- * A launch longer than a turn may never run undisturbed. Then its measurements are spread out, with few at
- * the least; and the longest of them, where another one had every second turn, is twice its length. That is
- * believed only while the node says that others use the card.
+ * A launch longer than a turn may never run undisturbed, and nothing in its measurements tells its length
+ * from the others' turns. What NVML sees of the share on the node puts that right (limiter.c, `rated`).
  */
 #include "limiter_key.h"
 
@@ -25,8 +24,6 @@
 #define REST_NS        250000u /* launches of less than this are measured one in so many */
 #define REST_MOST      255u
 #define FIRST_GUESS_NS 20000u
-#define JUDGED         32u /* measurements after which the least is judged */
-#define CLEAN          5u /* of them within 1/64 of it: it is real */
 
 static bool same(const struct aq_key *entry, const void *key, uint64_t blocks)
 {
@@ -39,9 +36,7 @@ static void clear(struct aq_key *entry, const void *key, uint64_t blocks)
 	__atomic_store_n(&entry->quick, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&entry->estimate_ns, 0, __ATOMIC_RELAXED);
 	entry->mean_ns = entry->low_ns = entry->streak_ns = 0;
-	entry->measured = entry->streak = entry->recent = entry->near = 0;
-	entry->high_ns = 0;
-	entry->clean = 0;
+	entry->measured = entry->streak = 0;
 	entry->pending = 0;
 	entry->epoch++;
 	__atomic_store_n(&entry->blocks, blocks, __ATOMIC_RELAXED);
@@ -106,35 +101,12 @@ static void average(uint64_t *mean, uint64_t value, uint64_t weight)
 	__atomic_store_n(mean, after, __ATOMIC_RELAXED);
 }
 
-static void judge_low(struct aq_key *entry, uint64_t ns, enum aq_measured how)
-{
-	if (how == AQ_MEASURED_ALONE) {
-		entry->high_ns = 0;
-		entry->clean = 1;
-		entry->recent = entry->near = 0;
-		return;
-	}
-	if (how == AQ_MEASURED_CONTENDED)
-		entry->high_ns = ns > entry->high_ns ? ns : entry->high_ns - (entry->high_ns - ns) / 64;
-	else
-		entry->high_ns = 0;
-	if (ns <= entry->low_ns + entry->low_ns / 64)
-		entry->near++;
-	if (++entry->recent < JUDGED)
-		return;
-	entry->clean = entry->near >= CLEAN;
-	entry->recent = entry->near = 0;
-}
-
 /* What a launch is charged after a measurement of that kind. */
 static uint64_t judge(const struct aq_key *entry, enum aq_measured how)
 {
-	uint64_t low = entry->low_ns, high = entry->high_ns;
-	if (how == AQ_MEASURED_ALONE || (how == AQ_MEASURED_PART && entry->mean_ns < low))
+	if (how == AQ_MEASURED_ALONE || (how == AQ_MEASURED_PART && entry->mean_ns < entry->low_ns))
 		return entry->mean_ns;
-	if (!entry->clean && entry->measured >= CLEAN && high > low + low / 8 && high < 2 * low)
-		return high / 2;
-	return low;
+	return entry->low_ns;
 }
 
 static void learn_low(struct aq_key *entry, uint64_t ns, enum aq_measured how)
@@ -174,8 +146,6 @@ uint64_t aq_key_learn(struct aq_keys *keys, struct aq_key *entry, uint64_t ns, e
 	}
 	if (entry->measured < UINT16_MAX)
 		entry->measured++;
-	if (how != AQ_MEASURED_PART)
-		judge_low(entry, ns, how);
 	uint64_t estimate = judge(entry, how);
 	__atomic_store_n(&entry->estimate_ns, estimate, __ATOMIC_RELAXED);
 	if (__atomic_load_n(&keys->guess_ns, __ATOMIC_RELAXED) == 0)

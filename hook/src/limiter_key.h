@@ -23,13 +23,9 @@ struct aq_key {
 	uint64_t low_ns; /* what it takes while nobody else uses the card */
 	uint64_t streak_ns; /* smallest of the measurements that were all far above `low_ns` */
 	uint64_t since_ns; /* when the first measurement began */
-	uint64_t high_ns; /* the most it took lately while others used the card; falls slowly */
 	uint32_t quick; /* launches until the next measurement */
 	uint16_t measured; /* 0: nothing known; counts up to a bound */
 	uint16_t streak; /* how many they are */
-	uint16_t recent; /* measurements since `near` was last judged */
-	uint16_t near; /* how many of them were as short as `low_ns` */
-	uint32_t clean; /* often as short as that: it is the launch's own length */
 	uint32_t pending; /* measurements under way */
 	uint32_t epoch; /* raised when what it stands for has changed */
 	uint32_t used; /* for choosing which entry of a full set to give up */
@@ -87,7 +83,6 @@ void aq_key_rest(struct aq_key *entry);
 enum aq_measured {
 	AQ_MEASURED_ALONE, /* nobody else used the card: it is the truth */
 	AQ_MEASURED_SHARED, /* others may have had the card in between: it is at most this */
-	AQ_MEASURED_CONTENDED, /* the node says that others do use the card */
 	AQ_MEASURED_PART, /* the end only: the rest overlapped with other launches of this process */
 };
 

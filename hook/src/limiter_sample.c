@@ -31,7 +31,7 @@ struct aq_sample {
 	CUevent begin, end;
 	struct aq_key *entry;
 	uint32_t epoch; /* of the entry then; it may have been given to another since */
-	uint64_t charged_ns;
+	uint64_t charged_ns, paid_ns; /* as in struct aq_launch */
 	uint64_t launched_at_ns; /* just before the launch, if its stream was idle; else 0 */
 	uint64_t gap_ns; /* host's time between the first event and the launch on an idle stream */
 };
@@ -157,6 +157,7 @@ struct aq_sample *aq_sample_begin(struct aq_limiter *limiter, const struct aq_la
 		sample->entry = launch->known;
 		sample->epoch = __atomic_load_n(&launch->known->epoch, __ATOMIC_RELAXED);
 		sample->charged_ns = launch->charged_ns;
+		sample->paid_ns = launch->paid_ns;
 	}
 	return sample;
 }
@@ -235,7 +236,7 @@ static void learn(struct aq_limiter *limiter, struct aq_sample *sample, uint64_t
 	uint64_t charge = took;
 	if (still)
 		charge = aq_key_learn(&limiter->keys, sample->entry, took, how);
-	aq_limiter_settle(limiter, sample->card, sample->charged_ns, charge);
+	aq_limiter_settle(sample->card, sample->charged_ns, charge, sample->paid_ns);
 }
 
 static void collect_one(struct aq_limiter *limiter, struct aq_sample *sample, uint64_t now, CUresult state)

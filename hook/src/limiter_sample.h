@@ -29,8 +29,9 @@ struct aq_samples *aq_samples_make(void);
 /* Events of a context that has ended are no more. */
 void aq_samples_drop(struct aq_samples *samples, CUcontext context);
 
-/* limiter.c: a launch on the card was charged `charged` and took `took`. */
-void aq_limiter_settle(struct aq_limiter *limiter, unsigned card, uint64_t charged, uint64_t took);
+/* limiter.c: a launch on the card is done, that was charged `charged` and should have been charged `took`,
+ * and with which its share had been charged `paid` in all. */
+void aq_limiter_settle(unsigned card, uint64_t charged, uint64_t took, uint64_t paid);
 
 /* limiter.c: what the node says of the card at the moment. */
 enum aq_measured aq_limiter_company(unsigned card, uint64_t now);

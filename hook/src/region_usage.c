@@ -70,6 +70,7 @@ static void read_account(const struct aq_account *account, struct aq_usage_repor
 	uint64_t after = __atomic_load_n(&file->account, __ATOMIC_SEQ_CST);
 	report->used_bytes = aq_word_units(after) << AQ_UNIT_SHIFT;
 	report->busy_ns = __atomic_load_n(&file->bucket.busy_ns, __ATOMIC_RELAXED);
+	report->done_ns = __atomic_load_n(&file->bucket.done_ns, __ATOMIC_RELAXED);
 	report->last_launch_ns = __atomic_load_n(&file->bucket.last_launch_ns, __ATOMIC_RELAXED);
 	report->complaints = __atomic_load_n(&file->complaints, __ATOMIC_RELAXED);
 	if (before == after && sum != aq_word_units(after))

@@ -74,7 +74,10 @@ class Region(c.Structure):
     """struct aq_usage_report."""
 
     _fields_ = [
-        *[(n, c.c_uint64) for n in ("used_bytes", "busy_ns", "last_launch_ns", "complaints", "repaired_bytes")],
+        *[
+            (n, c.c_uint64)
+            for n in ("used_bytes", "busy_ns", "done_ns", "last_launch_ns", "complaints", "repaired_bytes")
+        ],
         *[(n, c.c_uint32) for n in ("occupied", "reaped", "unsettled", "suspicious")],
     ]
 

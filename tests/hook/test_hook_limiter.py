@@ -33,7 +33,7 @@ def share(compile_c) -> str:
 
 
 class Hints(c.Structure):
-    _fields_ = [(n, c.c_uint64) for n in ("suspended", "burst_until_ns", "hold_until_ns", "heartbeat_ns")]
+    _fields_ = [(n, c.c_uint64) for n in ("suspended", "burst_until_ns", "hold_until_ns", "heartbeat_ns", "ratio")]
 
 
 def hint(box, grant: str, **values: int) -> None:
@@ -157,6 +157,32 @@ def test_b160_what_was_lent_is_given_back_when_the_advice_ends(box, share):
     # One second of three at most, and then the limit.
     assert seen["share"] <= 100 * (1.1 + 0.2 * 1.9) / 3 + 5, seen
     assert seen["worst"] <= 30, seen
+
+
+ONE = 65536
+
+
+def test_launches_cost_what_the_node_saw_of_them(box, share):
+    """Half of what was measured was others' turns, so half of it is paid; and not any more when the node is gone."""
+    box.grant("g", CARD_A, GIB, core_percent=20, core_policy=FORCE)
+    hint(box, "g", ratio=ONE // 2, heartbeat_ns=time.monotonic_ns() + 3 * SECOND)
+    assert end(begin(box, share, "kernel", 1000, 1))["share"] <= saved(20, 1), "said at a time that is not yet"
+    hint(box, "g", ratio=ONE // 2, heartbeat_ns=time.monotonic_ns())
+    assert 30 < end(begin(box, share, "kernel", 1000, 1.5))["share"] <= saved(40, 1.5)
+    hint(box, "g", ratio=2 * ONE, heartbeat_ns=time.monotonic_ns())
+    assert end(begin(box, share, "kernel", 1000, 1.5))["share"] <= saved(10, 1.5)
+    hint(box, "g", ratio=ONE // 2, heartbeat_ns=time.monotonic_ns() - 4 * SECOND)
+    assert end(begin(box, share, "kernel", 1000, 1))["share"] <= saved(20, 1)
+
+
+@pytest.mark.parametrize("ratio", [1, 2**64 - 2, 2**63])
+def test_no_ratio_frees_a_share_or_stops_it(box, share, ratio):
+    box.grant("g", CARD_A, GIB, core_percent=5, core_policy=FORCE)
+    hint(box, "g", ratio=ratio, heartbeat_ns=time.monotonic_ns())
+    seen = end(begin(box, share, "kernel", 1000, 1.5))
+    # An eighth at the least is paid; what was saved up goes eight times as far, too.
+    assert 0 < seen["share"] <= saved(40, 1.5) + 8 * (saved(0, 1.5) - 3), seen
+    assert seen["launches"] > 3
 
 
 def test_b160_force_binds_even_alone_and_disable_never(box, share):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[2]
 FULL, WAIT = 30_000_000, 2_000_000_000
-ALONE, SHARED, CONTENDED, PART = range(4)
+ALONE, SHARED, PART = range(3)
 WORDS = st.integers(0, 2**64 - 1)
 # The same values every time, but for a night of `make fuzz`: many more then, and others each night.
 MORE = 100 if "ALIQUOT_FUZZ_ROUNDS" in os.environ else 1
@@ -24,8 +24,8 @@ MORE = 100 if "ALIQUOT_FUZZ_ROUNDS" in os.environ else 1
 class Bucket(c.Structure):
     _fields_ = [
         ("tokens", c.c_int64),
-        *[(n, c.c_uint64) for n in ("refilled", "busy", "waiters", "last")],
-        ("reserved", c.c_uint64 * 11),
+        *[(n, c.c_uint64) for n in ("refilled", "busy", "waiters", "last", "done")],
+        ("reserved", c.c_uint64 * 10),
     ]
 
 
@@ -136,21 +136,16 @@ def test_work_that_has_become_much_longer_is_noticed_when_shared(pure):
     assert keys.charge() == 5_000_000
 
 
-def test_a_kernel_that_never_runs_undisturbed_is_told_by_its_spread(pure):
+def test_a_kernel_that_never_runs_undisturbed_is_charged_the_least_that_was_seen(pure):
+    """The rest is the node's to put right; no guess of ours makes it worse."""
     keys, rng = Keys(pure), random.Random(1)
-    for _ in range(64):
-        keys.learn(15_000_000 + rng.randrange(5_000_000), CONTENDED)
-    assert 9_500_000 < keys.charge() < 10_500_000
+    seen = [15_000_000 + rng.randrange(5_000_000) for _ in range(64)]
+    for ns in seen:
+        keys.learn(ns, SHARED)
+    assert keys.charge() == min(seen)
 
 
-def test_one_that_often_runs_undisturbed_keeps_its_length(pure):
-    keys, rng = Keys(pure), random.Random(1)
-    for _ in range(128):
-        keys.learn(rng.choice([10_000_000, 10_000_000, 13_000_000, 17_000_000]), CONTENDED)
-    assert keys.charge() == 10_000_000
-
-
-@given(st.lists(st.tuples(WORDS, st.integers(0, 3)), min_size=1, max_size=60))
+@given(st.lists(st.tuples(WORDS, st.integers(0, 2)), min_size=1, max_size=60))
 @settings(max_examples=150 * MORE, deadline=None, derandomize=MORE == 1)
 def test_an_estimate_is_never_above_the_longest_measurement(pure, measurements):
     keys = Keys(pure)

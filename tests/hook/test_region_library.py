@@ -37,7 +37,7 @@ class GrantSlot(c.Structure):
 
 
 class Hints(c.Structure):
-    _fields_ = [(n, c.c_uint64) for n in ("suspended", "burst_until_ns", "hold_until_ns", "heartbeat_ns")]
+    _fields_ = [(n, c.c_uint64) for n in ("suspended", "burst_until_ns", "hold_until_ns", "heartbeat_ns", "ratio")]
 
 
 class Process(c.Structure):
@@ -56,7 +56,10 @@ class Process(c.Structure):
 
 class Report(c.Structure):
     _fields_ = [
-        *[(n, c.c_uint64) for n in ["used_bytes", "busy_ns", "last_launch_ns", "complaints", "repaired_bytes"]],
+        *[
+            (n, c.c_uint64)
+            for n in ["used_bytes", "busy_ns", "done_ns", "last_launch_ns", "complaints", "repaired_bytes"]
+        ],
         *[(n, c.c_uint32) for n in ["occupied", "reaped", "unsettled", "suspicious"]],
     ]
 
@@ -171,10 +174,10 @@ def test_hints_change_only_what_is_named(lib, tmp_path):
     path = tmp_path / "g"
     keep = 2**64 - 1
     lib.aq_grant_create(str(path).encode(), c.byref(grant()))
-    assert lib.aq_grant_hint(str(path).encode(), c.byref(Hints(1, keep, 77, keep))) == 0
-    assert lib.aq_grant_hint(str(path).encode(), c.byref(Hints(keep, 5, keep, keep))) == 0
+    assert lib.aq_grant_hint(str(path).encode(), c.byref(Hints(1, keep, 77, keep, keep))) == 0
+    assert lib.aq_grant_hint(str(path).encode(), c.byref(Hints(keep, 5, keep, keep, 9))) == 0
     raw = path.read_bytes()
-    assert [int.from_bytes(raw[32 + 8 * i : 40 + 8 * i], "little") for i in range(4)] == [1, 5, 77, 0]
+    assert [int.from_bytes(raw[32 + 8 * i : 40 + 8 * i], "little") for i in range(5)] == [1, 5, 77, 0, 9]
 
 
 def test_usage_file_is_open_to_every_user_of_the_container(lib, tmp_path):

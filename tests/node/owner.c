@@ -72,10 +72,14 @@ int main(int argc, char **argv)
 			// The first of the two steps of a reservation, as if killed right after it.
 			__atomic_fetch_add(&account.file->account, units + AQ_WORD_SEQ_ONE, __ATOMIC_SEQ_CST);
 		} else if (strncmp(line, "launch", 6) == 0) {
+			// At the moment that is named, or now.
 			struct timespec now;
 			clock_gettime(CLOCK_MONOTONIC, &now);
 			account.file->bucket.last_launch_ns =
-			    (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+			    number ? strtoull(number, NULL, 10)
+				   : (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+		} else if (strncmp(line, "done ", 5) == 0) {
+			account.file->bucket.done_ns += strtoull(number, NULL, 10);
 		} else if (strncmp(line, "leave", 5) == 0) {
 			// The main thread ends and another goes on: the process lives, its leader is a
 			// zombie.

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.node.charging import Usage
 from aliquot.node.reaper import Reaper
 from aliquot.node.regions import Regions
 
-MIB = 1 << 20
+MIB, SECOND = 1 << 20, 1_000_000_000
 IN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -370,4 +371,43 @@ def test_hints_reach_the_grant_file(regions: Regions, grant, owner):
     regions.suspend("c-2-gpu-0", True)
     reaper.round()
     assert hints("c-2-gpu-0").suspended == 1  # the reaper leaves what it does not own alone
+    reaper.stop()
+
+
+def test_shares_that_take_turns_are_told_what_their_charges_are_worth(regions: Regions, grant, owner):
+    from aliquot.api.region import RATIO_ONE, parse_grant_file  # noqa: PLC0415
+
+    a_card = grant("c-1-gpu-0").card_uuid
+    half, now, asked = SECOND // 2, [100 * SECOND], []
+
+    def utilization(uuid: str) -> Usage:
+        asked.append(uuid)
+        return Usage(now[0] - 2 * half, now[0] - half, {one.pid: 30.0, two.pid: 35.0, 1: 20.0})
+
+    regions.create(grant("c-1-gpu-0", core_percent=30))
+    regions.create(grant("c-2-gpu-0", core_percent=70))
+    one, two = owner(regions.usage_file("c-1-gpu-0")), owner(regions.usage_file("c-2-gpu-0"))
+    reaper = Reaper(regions, clock_ns=lambda: now[0], utilization=utilization)
+
+    def ratios() -> list[int]:
+        found = [parse_grant_file(regions.grant_file(f"c-{i}-gpu-0").read_bytes()) for i in (1, 2)]
+        return [file.hints.ratio if file else -1 for file in found]
+
+    def rounds(count: int, *busy) -> None:
+        for _ in range(count):
+            now[0] += half
+            for process, percent in busy:
+                process.do(f"launch {now[0]}")
+                process.do(f"done {half * percent // 100}")
+            reaper.round()
+
+    rounds(4, (one, 60))
+    assert (asked, ratios()) == ([], [0, 0]), "alone: what it measures is the truth"
+    rounds(6, (one, 60), (two, 35))
+    assert set(asked) == {a_card}
+    first, second = ratios()
+    assert abs(first - RATIO_ONE // 2) < RATIO_ONE // 50
+    assert abs(second - RATIO_ONE) < RATIO_ONE // 50
+    rounds(4, (one, 60))
+    assert ratios() == [0, 0], "the other one has gone quiet"
     reaper.stop()

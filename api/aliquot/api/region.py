@@ -23,7 +23,7 @@ from aliquot.api.grant import CorePolicy, Grant
 GRANT_MAGIC: Final = 0x52475141
 USAGE_MAGIC: Final = 0x53555141
 MAJOR: Final = 1
-MINOR: Final = 0
+MINOR: Final = 1
 
 UUID_LEN: Final = 96
 BUS_ID_LEN: Final = 32
@@ -69,6 +69,7 @@ WORD_SEQ_ONE: Final = 1 << WORD_UNIT_BITS
 
 OWNER_PID_MASK: Final = (1 << 22) - 1
 OWNER_START_SHIFT: Final = 22
+RATIO_ONE: Final = 65536
 OWNER_GENERATION_SHIFT: Final = 54
 OWNER_LIVE: Final = 1 << 62
 OWNER_CLAIMING: Final = 1 << 63
@@ -119,8 +120,14 @@ GRANT_SLOT: Final = Layout(
 )
 GRANT_HINTS: Final = Layout(
     "aq_grant_hints",
-    32,
-    {"suspended": (0, "Q"), "burst_until_ns": (8, "Q"), "hold_until_ns": (16, "Q"), "heartbeat_ns": (24, "Q")},
+    40,
+    {
+        "suspended": (0, "Q"),
+        "burst_until_ns": (8, "Q"),
+        "hold_until_ns": (16, "Q"),
+        "heartbeat_ns": (24, "Q"),
+        "ratio": (32, "Q"),
+    },
 )
 GRANT_FILE: Final = Layout(
     "aq_grant_file",
@@ -133,7 +140,7 @@ GRANT_FILE: Final = Layout(
         "slot_offset": (12, "I"),
         "slot_size": (16, "I"),
         "selector": (24, "Q"),
-        "hints": (32, "32s"),
+        "hints": (32, "40s"),
         "slot": (GRANT_SLOT0, "2048s"),
     },
 )
@@ -161,6 +168,7 @@ USAGE_BUCKET: Final = Layout(
         "busy_ns": (16, "Q"),
         "waiters": (24, "Q"),
         "last_launch_ns": (32, "Q"),
+        "done_ns": (40, "Q"),
     },
 )
 USAGE_FILE: Final = Layout(
@@ -268,6 +276,8 @@ class Hints:
     burst_until_ns: int = 0
     hold_until_ns: int = 0
     heartbeat_ns: int = 0
+    ratio: int = 0
+    """Device time seen by NVML for each that was charged, times `RATIO_ONE`; 0 = not known."""
 
 
 @dataclasses.dataclass(frozen=True)

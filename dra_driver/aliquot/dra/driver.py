@@ -47,6 +47,7 @@ from aliquot.dra.sockets import InstanceLock, remove_stale, socket_paths
 from aliquot.dra.sync import Author
 from aliquot.kube.client import Kube
 from aliquot.kube.events import EventRecorder, Reference
+from aliquot.node.charging import Usage
 from aliquot.node.checkpoint import Checkpoint, Source, read_boot_id
 from aliquot.node.endpoint import Endpoint
 from aliquot.node.health import Health
@@ -57,6 +58,7 @@ from aliquot.node.nvml import Nvml
 from aliquot.node.ownership import CardOwnership
 from aliquot.node.reaper import Reaper
 from aliquot.node.regions import Regions
+from aliquot.node.utilization import ProcessUtilization
 
 log = get_logger(__name__)
 
@@ -201,7 +203,8 @@ class Driver:
         self.registration_server = SocketServer(
             self.sockets.registration, self.registration.add_to, workers=2, name="registration"
         )
-        self.reaper = Reaper(self.regions, proc=proc)
+        self._utilization: ProcessUtilization | None = None
+        self.reaper = Reaper(self.regions, proc=proc, utilization=self._usage_of)
         self.metrics.registered.set_function(lambda: float(self.registration.registered))
         self.metrics.outdated.set_function(lambda: float(len(self._outdated())))
         self.metrics.ready.set_function(lambda: float(not self.not_ready()))
@@ -378,6 +381,11 @@ class Driver:
             nvml, lambda: self.offering.view.inventory, on_change=self._health_changed, reopened=self.cards.wake
         )
         self.health.start()
+        self._utilization = ProcessUtilization(nvml)
+
+    def _usage_of(self, uuid: str) -> Usage | None:
+        """What processes had of a card; nothing before the driver answers."""
+        return self._utilization(uuid) if self._utilization else None
 
     def _health_changed(self, health: Health) -> None:
         faults = {uuid: fault.text or fault.kind.value for uuid, fault in health.faults.items()}

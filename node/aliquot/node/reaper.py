@@ -3,7 +3,8 @@
 
 One thread. A round reads every usage file, then asks /proc who of the owners is alive (in that order: whoever
 claims a slot in between is not asked about), settles what the dead hold, tells the living their PID on the node,
-and renews burst, hold and heartbeat. Between rounds it sleeps until a watched process dies, at most a tick.
+renews burst, hold and heartbeat, and compares what shares were charged with what NVML saw of them where they take
+turns (`charging`). Between rounds it sleeps until a watched process dies, at most a tick.
 
 It never believes a usage file: one that was scribbled over or cut short is reported (log, counter, callback)
 once per finding, and costs the other grants nothing. It never calls an owner dead that it might merely not see
@@ -24,7 +25,8 @@ from typing import Final, NamedTuple
 from aliquot.api.errors import foreign
 from aliquot.api.grant import Grant
 from aliquot.api.log import get_logger
-from aliquot.node.hints import Activity, Advice, advise
+from aliquot.node.charging import Meter, Usage
+from aliquot.node.hints import Activity, Advice, advise, is_busy, is_limited
 from aliquot.node.processes import Owner, Processes
 from aliquot.node.region_library import OWNER_CLAIMING, UsageReading, UsageReport
 from aliquot.node.regions import Regions, problem_of
@@ -40,6 +42,9 @@ _GAP_S: Final = 0.05
 _BACKOFF_MOST_S: Final = 5.0
 _GRANTS_EVERY: Final = 10
 """Rounds between two readings of all grant files, which another process may have changed in place."""
+
+_COMPARE_NS: Final = 400_000_000
+"""Shortest time between two questions to NVML about one card."""
 
 _QUIET_NS: Final = 60_000_000_000
 """A region without findings for this long is well again."""
@@ -96,6 +101,10 @@ class _Region:
     reported: dict[str, int] = field(default_factory=dict)
     """Findings that were reported, and when they were last seen; CLOCK_MONOTONIC."""
     last_launch_ns: int = 0
+    done_ns: int = 0
+    pids: frozenset[int] = frozenset()
+    """On the node; empty unless every owner is known."""
+    meter: Meter = field(default_factory=Meter)
 
 
 class Reaper:
@@ -103,7 +112,8 @@ class Reaper:
 
     `on_trouble` is called with a grant's name and a finding; `on_reaped` with a name, the number of slots given
     back and the bytes taken off its account. Both run in the thread and may raise, which is logged. `proc` is the
-    node's procfs; `clock_ns` CLOCK_MONOTONIC.
+    node's procfs; `clock_ns` CLOCK_MONOTONIC. `utilization` tells what processes had of a card, by its UUID, and never
+    raises; without it shares are charged as their hooks measure.
     """
 
     def __init__(
@@ -113,6 +123,7 @@ class Reaper:
         proc: Path = Path("/proc"),
         tick_s: float = TICK_S,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        utilization: Callable[[str], Usage | None] = lambda _uuid: None,
         on_trouble: Callable[[str, str], None] = lambda _name, _finding: None,
         on_reaped: Callable[[str, int, int], None] = lambda _name, _slots, _bytes: None,
     ) -> None:
@@ -120,6 +131,8 @@ class Reaper:
         self._regions = regions
         self._tick_s = tick_s
         self._clock_ns = clock_ns
+        self._utilization = utilization
+        self._compared: dict[str, int] = {}
         self._on_trouble = on_trouble
         self._on_reaped = on_reaped
         self._processes = Processes(proc)
@@ -174,6 +187,8 @@ class Reaper:
                 self._settle(name, region, dead, stuck)
             if len(region.told) < len(region.slots):
                 self._tell(name, region, judged.alive)
+            known = [judged.alive[slot.owner] for slot in region.slots if slot.owner in judged.alive]
+            region.pids = frozenset(known if len(known) == len(region.words) else ())
             if region.finding is None and any(slot.owner in judged.uncertain for slot in region.slots):
                 region.finding = _UNSEEN
             if region.finding is None and name in self._damaged:
@@ -239,6 +254,7 @@ class Reaper:
             _learn(region, words, reading, self._regions.usage_file(name))
         report = reading.report
         region.last_launch_ns = report.last_launch_ns
+        region.done_ns = report.done_ns
         wrong = region.unsettled and bool(report.unsettled)
         region.unsettled = bool(report.unsettled)
         region.finding = _finding(report, reading)
@@ -295,8 +311,38 @@ class Reaper:
             for name, grant in self._grants.items()
             if (region := self._known.get(name)) is not None
         ]
+        self._compare(shares, now)
         for name, advice in advise(shares, now).items():
             self._hint(name, advice, now)
+
+    def _compare(self, shares: list[Activity], now: int) -> None:
+        """Ask NVML about cards on which a share with a limit takes turns with others."""
+        busy: dict[str, list[Activity]] = {}
+        for share in shares:
+            region = self._known[share.name]
+            region.meter.read(now, region.done_ns)
+            if is_busy(share, now):
+                busy.setdefault(share.card_uuid, []).append(share)
+            else:
+                region.meter.alone()
+        for uuid, together in busy.items():
+            if len(together) == 1:
+                self._known[together[0].name].meter.alone()
+            elif any(is_limited(share) for share in together) and now - self._compared.get(uuid, 0) >= _COMPARE_NS:
+                self._compared[uuid] = now
+                usage = self._utilization(uuid)
+                for share in together if usage else ():
+                    self._compare_one(share.name, usage, together)
+
+    def _compare_one(self, name: str, usage: Usage | None, together: list[Activity]) -> None:
+        region = self._known[name]
+        others = frozenset().union(*(self._known[share.name].pids for share in together if share.name != name))
+        # What a process with two shares of the card had cannot be told apart.
+        if usage is None or not region.pids or region.pids & others:
+            region.meter.alone()
+            return
+        percent = sum(usage.percent.get(pid, 0.0) for pid in region.pids)
+        region.meter.compare(usage.from_ns, usage.to_ns, percent)
 
     def _hint(self, name: str, advice: Advice, now: int) -> None:
         try:
@@ -305,6 +351,7 @@ class Reaper:
                 burst_until_ns=advice.burst_until_ns,
                 hold_until_ns=advice.hold_until_ns,
                 heartbeat_ns=now,
+                ratio=self._known[name].meter.ratio(),
             )
         except OSError as e:
             if e.errno != errno.ENOENT:  # removed meanwhile

@@ -53,6 +53,7 @@ class UsageReport(ctypes.Structure):
     _fields_ = (
         ("used_bytes", ctypes.c_uint64),
         ("busy_ns", ctypes.c_uint64),
+        ("done_ns", ctypes.c_uint64),
         ("last_launch_ns", ctypes.c_uint64),
         ("complaints", ctypes.c_uint64),
         ("repaired_bytes", ctypes.c_uint64),
@@ -69,6 +70,7 @@ class _Hints(ctypes.Structure):
         ("burst_until_ns", ctypes.c_uint64),
         ("hold_until_ns", ctypes.c_uint64),
         ("heartbeat_ns", ctypes.c_uint64),
+        ("ratio", ctypes.c_uint64),
     )
 
 
@@ -151,9 +153,10 @@ class RegionLibrary:
         burst_until_ns: int = UNCHANGED,
         hold_until_ns: int = UNCHANGED,
         heartbeat_ns: int = UNCHANGED,
+        ratio: int = UNCHANGED,
     ) -> None:
         """Store the hints that are given; times are CLOCK_MONOTONIC in nanoseconds."""
-        hints = _Hints(suspended, burst_until_ns, hold_until_ns, heartbeat_ns)
+        hints = _Hints(suspended, burst_until_ns, hold_until_ns, heartbeat_ns, ratio)
         _check(self._c.aq_grant_hint(os.fsencode(path), ctypes.byref(hints)), path)
 
     def usage_create(self, path: Path) -> None:

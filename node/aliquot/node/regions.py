@@ -194,6 +194,7 @@ class Regions:
         burst_until_ns: int = UNCHANGED,
         hold_until_ns: int = UNCHANGED,
         heartbeat_ns: int = UNCHANGED,
+        ratio: int = UNCHANGED,
     ) -> None:
         """Store the hints that are given (region.h, `aq_grant_hints`). Raises `HardwareError`, `InternalError`."""
         with _naming(name):
@@ -203,6 +204,7 @@ class Regions:
                 burst_until_ns=burst_until_ns,
                 hold_until_ns=hold_until_ns,
                 heartbeat_ns=heartbeat_ns,
+                ratio=ratio,
             )
 
     def _make_folders(self) -> None:
