@@ -47,8 +47,6 @@ HOOK_FLAGS := $(BASE) -I$(GEN) -fno-stack-protector -fno-asynchronous-unwind-tab
 	-ffunction-sections -fdata-sections -fno-tree-loop-distribute-patterns
 # libgcc's choice between two kinds of atomics would be made in a constructor.
 HOOK_FLAGS += $(if $(filter aarch64,$(MACHINE)),-mno-outline-atomics)
-# Its instructions are longer, so its functions stand closer: 100 KiB are for either.
-CLOSER := $(if $(filter aarch64,$(MACHINE)),-falign-functions=4 -fno-align-jumps -fno-align-loops)
 # Every process of a container loads this, so the loader's work counts: nothing is bound before it is called, two
 # segments instead of four, no protection to be changed afterwards (a preload is no security boundary anyway).
 HOOK_LINK := -shared -nostartfiles -Wl,--no-undefined -Wl,--as-needed -Wl,-z,lazy -Wl,-z,norelro \
@@ -57,7 +55,8 @@ HOOK_LINK := -shared -nostartfiles -Wl,--no-undefined -Wl,--as-needed -Wl,-z,laz
 OBJCOPY ?= objcopy
 
 # What stands on a path that programs take often; the rest is built for size.
-HOT := launch limiter limiter_bucket limiter_key lookup memory_linear nvml_memory place query resolve table
+# On arm64, whose instructions are longer, nothing else stays within 100 KiB.
+HOT := $(if $(filter aarch64,$(MACHINE)),,launch limiter limiter_bucket limiter_key lookup memory_linear nvml_memory place query resolve table)
 
 # What a sanitizer itself calls while it starts; and with -nostartfiles its own start of the library is left out.
 EARLY := entry lookup objects resolve sigbus
@@ -69,7 +68,7 @@ $(2)_OBJECTS := $(patsubst hook/src/%.c,$(B)/obj/$(2)/%.o,$(SOURCES)) $(B)/obj/$
 $(B)/obj/$(2)/%.o: hook/src/%.c $(HEADERS) $(GEN)/stamp hook/build.mk
 	@mkdir -p $$(@D)
 	@echo "cc $$< ($(2))"
-	@$(CC) $(HOOK_FLAGS) $(CFLAGS) $(CLOSER) $$(if $$(filter $(HOT),$$*),,-Os) $(3) $$(if $$(filter $(EARLY),$$*),,$(4)) -c -o $$@.tmp $$<
+	@$(CC) $(HOOK_FLAGS) $(CFLAGS) $$(if $$(filter $(HOT),$$*),,-Os) $(3) $$(if $$(filter $(EARLY),$$*),,$(4)) -c -o $$@.tmp $$<
 	@mv $$@.tmp $$@ # whole or not at all, whoever is killed
 $(B)/obj/$(2)/%.o: hook/src/%.S hook/build.mk
 	@mkdir -p $$(@D)
