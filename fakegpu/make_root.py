@@ -35,6 +35,8 @@ import flavours  # noqa: E402  # it lies beside this script, not in a package
 MAJOR_NVIDIA, MAJOR_UVM, MAJOR_CAPS = 195, 510, 511
 # As the driver numbers them: 14 GPU instances and 8 compute instances in each (ids, not how many fit).
 GPU_INSTANCES, COMPUTE_INSTANCES = 15, 8
+# Of nvmlGpuTopologyLevel_t: below one switch, below one host bridge.
+_SAME_SWITCH, _SAME_ROOT = 10, 30
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class CardFacts:
     vbios: str
     numa: int
     mig: bool
+    place: str  # of the device it hangs on, under sys/devices: "pci0000:00" or "pci0000:00/0000:00:01.0"
 
 
 def multiarch() -> str:
@@ -87,12 +90,44 @@ def read_cards(library: Path, config: Path) -> list[CardFacts]:
             raise SystemExit(f"make_root: the driver does not take {config} (NVML error {code}); its line stands above")
         count = ctypes.c_uint()
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        cards = [_read_card(nvml, index) for index in range(count.value)]
+        places = _Places(nvml)
+        cards = [_read_card(nvml, index, places) for index in range(count.value)]
         nvml.nvmlShutdown()
         return cards
 
 
-def _read_card(nvml: ctypes.CDLL, index: int) -> CardFacts:
+class _Places:
+    """Where cards hang in the PCI tree, told by how near the driver says that they are to those seen before."""
+
+    def __init__(self, nvml: ctypes.CDLL) -> None:
+        self._nvml = nvml
+        self._roots: list[tuple[ctypes.c_void_p, int, str]] = []  # one card of each root complex, its domain, its name
+        self._switches: list[tuple[ctypes.c_void_p, str]] = []
+
+    def of(self, device: ctypes.c_void_p, domain: int) -> str:
+        """The device above a card, as a path under sys/devices."""
+        for other, path in self._switches:
+            if self._level(device, other) <= _SAME_SWITCH:
+                return path
+        near = (name for other, of, name in self._roots if of == domain and self._level(device, other) <= _SAME_ROOT)
+        root = next(near, "")
+        if not root:
+            # Numbers from the end: those from the beginning are the cards' own.
+            number = (0x100 - sum(one[1] == domain for one in self._roots)) % 0x100
+            root = f"pci{domain:04x}:{number:02x}"
+            self._roots.append((device, domain, root))
+        port = len(self._switches)
+        path = f"{root}/{root.removeprefix('pci')}:{port // 8 + 1:02x}.{port % 8}"
+        self._switches.append((device, path))
+        return path
+
+    def _level(self, one: ctypes.c_void_p, other: ctypes.c_void_p) -> int:
+        level = ctypes.c_uint()
+        self._nvml.nvmlDeviceGetTopologyCommonAncestor(one, other, ctypes.byref(level))
+        return level.value
+
+
+def _read_card(nvml: ctypes.CDLL, index: int, places: _Places) -> CardFacts:
     device, minor, numa, mode, pending = ctypes.c_void_p(), *(ctypes.c_uint() for _ in range(4))
     pci = _Pci()
     nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
@@ -110,6 +145,7 @@ def _read_card(nvml: ctypes.CDLL, index: int) -> CardFacts:
         vbios=_text(nvml, "nvmlDeviceGetVbiosVersion", device),
         numa=numa.value if has_numa else -1,
         mig=mig,
+        place=places.of(device, pci.domain),
     )
 
 
@@ -137,10 +173,24 @@ def install(source: Path, target: Path) -> None:
     partial.replace(target)
 
 
+def keep_only(folder: Path, names: set[str]) -> None:
+    """Removes what lies in `folder` under other names: it tells of cards that are gone."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name in names:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def link(path: Path, target: str) -> None:
     """Makes or corrects a symbolic link."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink() and path.readlink() == Path(target):
         return
+    if path.is_dir() and not path.is_symlink():  # a root of before, whose entry was the folder itself
+        shutil.rmtree(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.symlink_to(target)
     partial.replace(path)
@@ -234,6 +284,7 @@ def proc(root: Path, cards: list[CardFacts], version: str) -> None:
             f"Bus Type: \t PCIe\nDMA Size: \t 47 bits\nDMA Mask: \t 0x7fffffffffff\nBus Location: \t {card.bus_id}\n"
             f"Device Minor: \t {card.minor}\nGPU Firmware: \t {version}\nGPU Excluded:\t No\n",
         )
+    keep_only(root / "driver/nvidia/gpus", {card.bus_id for card in cards})
     minors = cap_minors(cards)
     write(root / "driver/nvidia-caps/mig-minors", "".join(f"{name} {minor}\n" for name, minor in minors.items()))
     write(root / "driver/nvidia-caps/sys-minors", "fabric-imex-mgmt 1\n")
@@ -251,9 +302,9 @@ def proc(root: Path, cards: list[CardFacts], version: str) -> None:
 
 
 def sysfs(root: Path, cards: list[CardFacts]) -> None:
-    """/sys/bus/pci/devices/<address>, as far as tools read it."""
+    """/sys/devices/pci…, with the links of /sys/bus/pci/devices into it, as far as tools read them."""
     for card in cards:
-        device = root / "bus/pci/devices" / card.bus_id
+        device = root / "devices" / card.place / card.bus_id
         values = {
             "vendor": f"{card.device_id & 0xFFFF:#06x}",
             "device": f"{card.device_id >> 16:#06x}",
@@ -265,17 +316,27 @@ def sysfs(root: Path, cards: list[CardFacts]) -> None:
         }
         for name, value in values.items():
             write(device / name, f"{value}\n")
+        link(root / "bus/pci/devices" / card.bus_id, f"../../../devices/{card.place}/{card.bus_id}")
+    keep_only(root / "bus/pci/devices", {card.bus_id for card in cards})
+    above: dict[str, set[str]] = {"": set()}  # what may lie in sys/devices, in each root, in each bridge
+    for card in cards:
+        top, bridge = card.place.split("/")
+        above[""].add(top)
+        above.setdefault(top, set()).add(bridge)
+        above.setdefault(card.place, set()).add(card.bus_id)
+    for place, names in above.items():
+        keep_only(root / "devices" / place, names)
 
 
-def make_root(built: Path, flavour: flavours.Flavour, config: Path, out: Path) -> str:
-    """Lays out everything; returns a sentence for the user."""
+def make_root(built: Path, flavour: flavours.Flavour, config: Path, out: Path, folder: str) -> str:
+    """Lays out everything, the libraries in `folder` of it; returns a sentence for the user."""
     version = flavour.driver_version
     if flavour.full:
         with contextlib.suppress(ValueError, AttributeError):  # a wrong file is the driver's to complain of, below
             version = json.loads(config.read_text(encoding="utf-8")).get("driver_version") or version
     # The full library is asked, whatever is installed: an old one cannot tell all of it.
     cards = read_cards(built.parent / flavours.FLAVOURS[0].name / "libnvidia-ml.so", config)
-    libraries(built, out / "usr/lib" / multiarch(), version)
+    libraries(built, out / folder, version)
     for tool in ("nvidia-smi", "nvidia-cuda-mps-control"):
         install(built.parent / tool, out / "usr/bin" / tool)
     real = devices(out / "dev", cards)
@@ -292,6 +353,9 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="folder of the driver root")
     parser.add_argument("--config", type=Path, default=HERE / "config/default.json", help="cards and driver (2 cards)")
     parser.add_argument("--flavour", default="580", choices=[one.name for one in flavours.FLAVOURS])
+    parser.add_argument(
+        "--library-folder", default=f"usr/lib/{multiarch()}", help="where libraries lie in OUT, e.g. usr/lib64"
+    )
     parser.add_argument("--build", type=Path, default=HERE.parent / "build", help="where `make fakegpu` built (build)")
     options = parser.parse_args()
     flavour = next(one for one in flavours.FLAVOURS if one.name == options.flavour)
@@ -305,7 +369,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / ".lock").open("w") as lock:  # two at once wait for each other
         fcntl.flock(lock, fcntl.LOCK_EX)
-        sys.stdout.write(make_root(built.resolve(), flavour, options.config, options.out) + "\n")
+        said = make_root(built.resolve(), flavour, options.config, options.out, options.library_folder.strip("/"))
+        sys.stdout.write(said + "\n")
     return 0
 
 

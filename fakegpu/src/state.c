@@ -9,6 +9,7 @@
  */
 #include "state.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -99,13 +100,47 @@ int fg_state_descriptor(void)
 	return fresh;
 }
 
+static const char *library_file; /* where this library was loaded from */
+
+/* When it is loaded, not when it is asked: the question needs the loader's lock, which must not be waited for
+ * with `opening` held. */
+__attribute__((constructor)) static void remember_library(void)
+{
+	Dl_info here;
+
+	if (dladdr(&library_file, &here) != 0)
+		library_file = here.dli_fname;
+}
+
+/* The configuration at the top of the driver root that this library lies in, or "". In a container that root
+ * is the image's own "/", whose files are nobody's configuration. */
+static void find_beside_library(char *path, size_t size)
+{
+	char *real = library_file != NULL ? realpath(library_file, NULL) : NULL;
+	char *inside = real != NULL ? strstr(real, "/usr/lib") : NULL;
+
+	path[0] = '\0';
+	for (char *next = inside; next != NULL; next = strstr(next + 1, "/usr/lib"))
+		inside = next;
+	if (inside != NULL && inside != real &&
+	    (snprintf(path, size, "%.*s/config.json", (int)(inside - real), real) >= (int)size ||
+	     access(path, R_OK) != 0))
+		path[0] = '\0';
+	free(real);
+}
+
 static void find_paths(void)
 {
 	const char *named = secure_getenv("FAKEGPU_CONFIG");
 	char *slash;
 
-	snprintf(config_path, sizeof config_path, "%s",
-		 named != NULL && named[0] != '\0' ? named : DEFAULT_CONFIG);
+	config_path[0] = '\0';
+	if (named != NULL && named[0] != '\0')
+		snprintf(config_path, sizeof config_path, "%s", named);
+	else if (access(DEFAULT_CONFIG, F_OK) != 0)
+		find_beside_library(config_path, sizeof config_path);
+	if (config_path[0] == '\0')
+		snprintf(config_path, sizeof config_path, "%s", DEFAULT_CONFIG);
 	snprintf(state_path, sizeof state_path, "%s.state", config_path);
 	snprintf(folder, sizeof folder, "%s", config_path);
 	slash = strrchr(folder, '/');

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +207,118 @@ def test_a_running_runtime_notices_each_write_and_each_removal_by_itself(store: 
             assert comes([f"{KIND}=c-{U2}-gpu-0"])
             store.sweep(())
             assert comes([])
+
+
+class Runtime:
+    """The reference library as a runtime keeps it, and a fresh look of ours at the same directory."""
+
+    def __init__(self, ask: Any, directory: Path) -> None:
+        self._ask, self._directory = ask, directory
+
+    def devices(self) -> list[str]:
+        found: list[str] = self._ask({"op": "live", "dirs": [str(self._directory)]}).get("devices") or []
+        return [name.partition("=")[2] for name in found]
+
+    def comes_to(self, wanted: list[str]) -> bool:
+        deadline = time.monotonic() + 10
+        while self.devices() != wanted and time.monotonic() < deadline:
+            pass
+        return self.devices() == wanted
+
+    def stays_at(self, wanted: list[str]) -> bool:
+        deadline = time.monotonic() + 0.15  # it notices within a millisecond what it notices at all
+        while self.devices() == wanted and time.monotonic() < deadline:
+            pass
+        return self.devices() == wanted
+
+    def fresh(self) -> list[str]:
+        return sorted(name.partition("=")[2] for name in scan([self._directory]).devices)
+
+
+@pytest.fixture
+def runtime(store: SpecStore, reference: Any) -> Iterator[Runtime]:
+    """A runtime that has seen the first claim's file, written by the store."""
+    with reference.session() as ask:
+        made = Runtime(ask, store.directory)
+        assert made.devices() == []
+        store.write(claim(U1), U1)
+        assert made.comes_to([NAME1])
+        yield made
+
+
+NAME1, NAME2 = f"c-{U1}-gpu-0", f"c-{U2}-gpu-0"
+
+
+def test_style_rename_within_the_directory_is_noticed(store: SpecStore, runtime: Runtime) -> None:
+    part = store.directory / "x.tmp"
+    part.write_bytes(codec.encode(claim(U2)))
+    assert runtime.stays_at([NAME1])
+    assert runtime.fresh() == [NAME1]
+    part.rename(store.directory / "x.json")
+    assert runtime.comes_to([NAME1, NAME2])
+    assert runtime.fresh() == [NAME1, NAME2]
+
+
+def test_style_write_in_place_is_noticed_and_half_of_it_harms_no_other(store: SpecStore, runtime: Runtime) -> None:
+    data = codec.encode(claim(U2, size=50))
+    path = store.directory / "x.json"
+    with path.open("wb", buffering=0) as file:
+        file.write(data[: len(data) // 2])
+        assert runtime.stays_at([NAME1])
+        seen = scan([store.directory])
+        assert runtime.fresh() == [NAME1]
+        assert list(seen.errors) == [path]
+        store.write(claim(U1, "2"), U1)  # and the store works on beside it
+        file.write(data[len(data) // 2 :])
+    assert runtime.comes_to([NAME1, NAME2])
+    assert runtime.fresh() == [NAME1, NAME2]
+    assert not scan([store.directory]).errors
+
+
+def test_style_unlink_is_noticed(store: SpecStore, runtime: Runtime) -> None:
+    store.path(U1).unlink()
+    assert runtime.comes_to([])
+    assert runtime.fresh() == []
+
+
+@pytest.mark.parametrize("style", ["moved in from another directory", "hard link of a finished file"])
+def test_style_of_files_finished_elsewhere_is_noticed_by_the_newest_runtimes(
+    store: SpecStore, runtime: Runtime, tmp_path: Path, style: str
+) -> None:
+    """Libraries up to 1.1.0 sleep through both until something else happens, so the store does neither (below)."""
+    elsewhere = tmp_path / "x.json"
+    elsewhere.write_bytes(codec.encode(claim(U2)))
+    if style.startswith("moved"):
+        elsewhere.rename(store.directory / "x.json")
+    else:
+        (store.directory / "x.json").hardlink_to(elsewhere)
+    assert runtime.fresh() == [NAME1, NAME2]
+    assert runtime.comes_to([NAME1, NAME2])
+
+
+MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x40, 0x80, 0x100, 0x200
+
+
+def test_the_store_writes_in_the_style_that_every_runtime_notices(store: SpecStore) -> None:
+    """A rename within the directory, and an unlink: the kernel's own record of what happened to the file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        assert libc.inotify_add_watch(watch, os.fsencode(store.directory), 0x3C0) > 0
+        final = store.write(claim(), U1).name
+        store.write(claim(value="2"), U1)
+        store.remove(U1)
+        data = os.read(watch, 1 << 16)
+    finally:
+        os.close(watch)
+    events = []
+    while data:
+        _, mask, cookie, length = struct.unpack_from("iIII", data)
+        events.append((mask, cookie, data[16 : 16 + length].rstrip(b"\0").decode()))
+        data = data[16 + length :]
+    assert [mask for mask, _, _ in events] == [CREATE, MOVED_FROM, MOVED_TO] * 2 + [DELETE]
+    for made, source, target in (events[:3], events[3:6]):
+        assert made[2] == source[2] != final == target[2]
+        assert made[2].endswith(".tmp")  # no runtime looks at it
+        assert source[1] == target[1] != 0
+    assert events[6][2] == final

@@ -218,6 +218,33 @@ def test_the_call_log(cuda_machine: Callable[..., Any], tmp_path: Path) -> None:
     assert log.read_text() == before
 
 
+def test_one_log_has_the_calls_of_all_processes_and_both_libraries_in_order(
+    cuda_machine: Callable[..., Any], tmp_path: Path
+) -> None:
+    machine, log = cuda_machine(), tmp_path / "calls.jsonl"
+    machine.control(log=str(log))
+    code = "cu.cuInit(0)\nnvmlInit()\nprint('ready', flush=True)\nfor line in sys.stdin:\n    "
+    code += "print(cu.cuDriverGetVersion(byref(c_int())), nvmlDeviceGetCount(), flush=True)"
+    with machine.start(PRELUDE + code) as one, machine.start(PRELUDE + code) as two:
+        for program in (one, two):
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+        log.unlink()
+        for program in (one, two) * 5:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            print(file=program.stdin, flush=True)
+            assert program.stdout.readline() == "0 2\n"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        pids = [one.pid, two.pid]
+        for program in (one, two):
+            program.communicate(timeout=30)
+    numbers = [line["n"] for line in lines]
+    assert numbers == list(range(numbers[0], numbers[0] + 20))
+    calls = ("cuDriverGetVersion", "nvmlDeviceGetCount_v2")
+    assert [(line["pid"], line["f"]) for line in lines] == [(pid, f) for pid in pids * 5 for f in calls]
+
+
 def test_names_that_are_missing_and_forms_that_are_given(cuda_machine: Callable[..., Any]) -> None:
     machine = cuda_machine()
     machine.tool("fakegpuctl", "missing", "cuMemAllocAsync", "cuGraphLaunch")

@@ -87,6 +87,31 @@ def test_visible_devices(four: Any, value: str, seen: list[str] | None) -> None:
     assert listed(four, CUDA_VISIBLE_DEVICES=value, CUDA_DEVICE_ORDER="PCI_BUS_ID") == wanted
 
 
+def test_device_nodes_decide_what_is_there_and_the_list_counts_among_those(cuda_machine: Callable[..., Any]) -> None:
+    machine = cuda_machine({"count": 3, "minor": 4})
+    code = """
+count, uuids = c_int(), []
+code = cu.cuInit(0)
+if code == 0:
+    expect(cu.cuDeviceGetCount(byref(count)))
+for index in range(count.value):
+    uuid = ctypes.create_string_buffer(16)
+    expect(cu.cuDeviceGetUuid(uuid, index))
+    uuids.append(uuid.raw.hex())
+result = [code, uuids]
+"""
+    nodes = machine.config.parent / "dev"
+    nodes.mkdir()
+    whole = machine.python(PRELUDE + code)[1]
+    assert len(set(whole)) == 3  # no node at all: a plain program on the host
+    (nodes / "nvidia5").symlink_to("/dev/null")
+    (nodes / "nvidia6").symlink_to("/dev/null")
+    assert machine.python(PRELUDE + code) == [0, whole[1:]]
+    assert machine.python(PRELUDE + code, CUDA_VISIBLE_DEVICES="1") == [0, whole[2:]]
+    assert machine.python(PRELUDE + code, CUDA_VISIBLE_DEVICES="2") == [100, []]
+    assert machine.python(PRELUDE + code, FAKEGPU_VISIBLE_DEVICES="0") == [0, whole[:1]]
+
+
 def test_a_uuid_beginning_that_two_cards_have_names_none(cuda_machine: Callable[..., Any]) -> None:
     machine = cuda_machine(*({"uuid": f"GPU-aaaaaaaa-0000-4000-8000-00000000000{i}"} for i in range(2)))
     assert listed(machine, CUDA_VISIBLE_DEVICES="GPU-aaaaaaaa")[0] == 100

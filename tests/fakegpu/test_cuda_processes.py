@@ -247,6 +247,25 @@ result = [problems, used()]
     assert cuda_machine().python(PRELUDE + code) == [[], 0]
 
 
+def test_the_driver_starts_no_thread_whatever_runs_on_it(cuda_machine: Callable[..., Any]) -> None:
+    code = """
+before = os.listdir("/proc/self/task")
+start()
+own, function = stream(1), kernel("spin_ms_3")
+piece = c_uint64()
+expect(cu.cuMemAllocAsync(byref(piece), MIB, own))
+called = []
+CALL = ctypes.CFUNCTYPE(None, c_void_p)
+back = CALL(lambda _: called.append(len(os.listdir("/proc/self/task"))))
+expect(launch(function, own))
+expect(cu.cuLaunchHostFunc(own, back, None))
+during = os.listdir("/proc/self/task")
+expect(cu.cuStreamSynchronize(own))
+result = [before == during == os.listdir("/proc/self/task"), called]
+"""
+    assert cuda_machine().python(PRELUDE + code) == [True, [1]]
+
+
 def test_b179_the_driver_finds_itself(cuda_machine: Callable[..., Any]) -> None:
     assert cuda_machine().python(PRELUDE + "result = cu.cuInit(0)", FAKEGPU_INNER_LOOKUP="1") == 0
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.cdi.host import HostTree
+from aliquot.cdi.libraries import find_installation
+
 SCRIPT = Path(__file__).parents[2] / "fakegpu/make_root.py"
 
 
@@ -42,6 +45,25 @@ def test_libraries_have_the_names_of_a_driver(out):
     ]
     make(out, {"cards": [{}]})
     assert [path.name for path in folder.glob("libcuda.so.*.*")] == ["libcuda.so.580.65.06"]
+
+
+def test_libraries_may_lie_where_red_hat_has_them(out):
+    """As /usr/lib64: found there by our own search, and by the library that looks for its configuration."""
+    make(out, {"cards": [{"count": 3}]}, "--library-folder", "usr/lib64")
+    assert not (out / "usr/lib").exists()
+    found = find_installation(HostTree(), str(out))
+    assert found.cuda == f"{out}/usr/lib64/libcuda.so.580.65.06"
+    code = "import ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); n = ctypes.c_uint(); lib.nvmlInit_v2()"
+    code += "; lib.nvmlDeviceGetCount_v2(ctypes.byref(n)); print(n.value)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(out / "usr/lib64/libnvidia-ml.so.1")],
+        env={"FAKEGPU_CONFIG": str(out / "config.json"), "FAKEGPU_VISIBLE_DEVICES": "all"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "3\n"
 
 
 def test_nodes_of_cards_and_driver(out):
@@ -101,6 +123,53 @@ def test_proc_and_sys_tell_of_the_cards(out):
     device = out / "sys/bus/pci/devices/0000:3b:00.0"
     told = {name: (device / name).read_text().strip() for name in ("vendor", "device", "numa_node", "class")}
     assert told == {"vendor": "0x10de", "device": "0x1eb8", "numa_node": "1", "class": "0x030200"}
+
+
+TREE = [
+    {"numa": 0, "root_complex": 0, "pcie_switch": 1, "count": 2},
+    {"numa": 0, "root_complex": 0},
+    {"numa": 1, "root_complex": 1},
+]
+LOOK = """
+import json, sys
+from pathlib import Path
+from aliquot.node.inventory import read_inventory
+from aliquot.node.nvml import Nvml
+with Nvml(Path(sys.argv[1])) as nvml:
+    cards = read_inventory(nvml, sysfs=Path(sys.argv[2])).cards
+print(json.dumps([[card.pci_root, card.numa_node] for card in cards]))
+"""
+
+
+def test_the_pci_tree_has_the_topology_of_the_configuration(out):
+    """Cards of one switch below one bridge, of one complex below one root; our inventory finds both in it."""
+    make(out, {"cards": TREE})
+    links = sorted((out / "sys/bus/pci/devices").iterdir())
+    places = [path.resolve(strict=True) for path in links]
+    assert [place.name for place in places] == [path.name for path in links]
+    assert all(place.is_relative_to((out / "sys/devices").resolve()) for place in places)
+    assert places[0].parent == places[1].parent != places[2].parent
+    roots = [place.parents[1].name for place in places]
+    assert roots == ["pci0000:00", "pci0000:00", "pci0000:00", "pci0000:ff"]
+    library = next((out / "usr/lib").glob("*/libnvidia-ml.so.1"))
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, str(library), str(out / "sys")],
+        env=os.environ | {"FAKEGPU_CONFIG": str(out / "config.json"), "FAKEGPU_VISIBLE_DEVICES": "all"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(done.stdout) == [[root, node] for root, node in zip(roots, (0, 0, 0, 1), strict=True)]
+
+
+def test_cards_that_are_gone_leave_nothing_in_proc_and_sys(out):
+    make(out, {"cards": TREE})
+    make(out, {"cards": [{"pci": "00000000:3b:00.0", "root_complex": 5}]})
+    assert [path.name for path in (out / "proc/driver/nvidia/gpus").iterdir()] == ["0000:3b:00.0"]
+    assert [path.name for path in (out / "sys/bus/pci/devices").iterdir()] == ["0000:3b:00.0"]
+    folders = {path.name for path in (out / "sys/devices").rglob("*") if path.is_dir()}
+    assert folders == {"pci0000:00", "0000:00:01.0", "0000:3b:00.0"}
 
 
 def test_making_it_again_changes_nothing(out):

@@ -120,3 +120,21 @@ def test_the_library_starts_no_thread(machine):
     result = len(os.listdir("/proc/self/task")) - before
     """
     assert machine().nvml(code) == 0
+
+
+def test_a_configuration_changed_under_a_program_is_a_version_mismatch(machine):
+    """As after an update of the driver whose kernel module could not be unloaded."""
+    host = machine()
+    code = """
+    cu = ctypes.CDLL("libcuda.so.1")
+    context = ctypes.c_void_p()
+    assert (cu.cuInit(0), cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)) == (0, 0)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    """
+    with host.start(code) as program:
+        assert program.stdout.readline() == "ready\n"
+        host.config.write_text('{"cards": [{"count": 5}]}')
+        assert host.python("result = error_of(nvmlInit)") == "LibRmVersionMismatch"
+        program.communicate("\n", timeout=30)
+    assert host.nvml("result = len(cards)") == 5

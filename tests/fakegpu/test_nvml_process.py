@@ -54,12 +54,19 @@ def test_b191_sizes_and_counts_of_every_version(busy, kind, suffix, size):
 def test_an_entry_carries_instances_only_since_the_second_version(busy):
     code = """
     lib = ctypes.CDLL("libnvidia-ml.so.1")
-    old, new, count = (c_nvmlProcessInfo_v2_t * 4)(), (c_nvmlProcessInfo_v2_t * 4)(), ctypes.c_uint(4)
+    new, count = (c_nvmlProcessInfo_v2_t * 4)(), ctypes.c_uint(4)
     lib.nvmlDeviceGetComputeRunningProcesses_v2(card, ctypes.byref(count), new)
-    result = [[p.pid, p.gpuInstanceId, p.computeInstanceId] for p in new[:3]]
+    class First(ctypes.Structure):
+        _fields_ = [("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong)]
+    old, guard = (First * 4)(), ctypes.c_uint(4)
+    lib.nvmlDeviceGetComputeRunningProcesses(card, ctypes.byref(guard), old)
+    result = [[p.pid, p.gpuInstanceId, p.computeInstanceId] for p in new[:3]], [
+        [p.pid, p.usedGpuMemory >> 20] for p in old[:guard.value]]
     """
     none = 0xFFFFFFFF
-    assert busy.nvml(code) == [[5001, none, none], [5002, none, none], [5003, none, none]]
+    new, old = busy.nvml(code)
+    assert new == [[5001, none, none], [5002, none, none], [5003, none, none]]
+    assert old == [[5001, 1024], [5002, 2048], [5003, 3072]]
 
 
 def test_detail_list_by_mode(busy):

@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
 import pytest
+
+REPOSITORY = Path(__file__).parents[2]
 
 # What our node daemons, and exporters of others, call on every card. Each must return a value on a data center card.
 USED = """
@@ -75,7 +81,76 @@ def test_every_getter_of_one_device_returns_or_says_not_supported(machine):
     assert len(data) >= 75, sorted(set(told) - set(data))
 
 
-def test_the_same_calls_on_a_mig_device_and_on_an_old_card_end_well(machine):
+# Called by our daemons on something else than a card, and tested there.
+ELSEWHERE = {
+    "test_nvml_life.py": ("nvmlInit", "nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetHandleByIndex"),
+    "test_nvml_cards.py": ("nvmlDeviceGetHandleByUUID",),
+    "test_nvml_events.py": (
+        "nvmlEventSetCreate",
+        "nvmlDeviceRegisterEvents",
+        "nvmlEventSetWait",
+        "nvmlEventSetFree",
+    ),
+    "test_nvml_mig.py": (
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetAttributes_v2",
+        "nvmlDeviceGetGpuInstanceId",
+        "nvmlDeviceGetComputeInstanceId",
+    ),
+}
+
+
+def test_the_list_has_every_function_that_our_daemons_name():
+    """A function that somebody adds to a daemon has to be shown to answer here, by one of the tests around this one."""
+    named = set()
+    for folder in ("node/aliquot", "dra_driver/aliquot"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            named |= set(re.findall(r'"(nvml[A-Z]\w+)"', path.read_text()))
+    assert len(named) > 20
+    swept = set(re.findall(r"\bnvml[A-Z]\w+", USED)) | {f"{name}_v2" for name in re.findall(r"nvmlSystem\w+", USED)}
+    tested = {name for names in ELSEWHERE.values() for name in names}
+    assert named - swept - tested == set()
+    for file, names in ELSEWHERE.items():
+        text = (Path(__file__).parent / file).read_text()
+        assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_the_same_calls_on_a_mig_device_end_well(machine):
+    if os.geteuid() != 0:
+        pytest.skip("only root may change MIG")
+    code = (
+        """
+gi = nvmlDeviceCreateGpuInstance(card, nvmlDeviceGetGpuInstanceProfileInfo(card, 0).id)
+nvmlGpuInstanceCreateComputeInstance(gi, 0)
+card = nvmlDeviceGetMigDeviceHandleByIndex(card, 0)
+"""
+        + USED
+        + """
+used |= {name: (card,) for name in ("nvmlDeviceGetAttributes_v2", "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle")}
+result = {name: error_of(globals()[name], *arguments) for name, arguments in used.items()}
+"""
+    )
+    told = machine({"profile": "A100-40", "mig_enabled": True}).nvml(code)
+    assert set(told.values()) <= {"Success", "NotSupported", "InvalidArgument"}
+    answers = {name for name, error in told.items() if error == "Success" and name.startswith("nvmlDevice")}
+    assert answers >= {
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetIndex",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetAttributes_v2",
+        "nvmlDeviceGetGpuInstanceId",
+        "nvmlDeviceGetComputeInstanceId",
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+        "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceIsMigDeviceHandle",
+    }
+    # What belongs to the whole card is not a part's to tell.
+    assert not answers & {"nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMigMode"}
+
+
+def test_the_same_calls_on_an_old_card_end_well(machine):
     code = USED + "\nresult = {name: error_of(globals()[name], *arguments) for name, arguments in used.items()}"
     told = machine({"profile": "T4"}).nvml(code)
     assert set(told.values()) <= {"Success", "NotSupported", "NotFound"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,16 @@ def test_names_sonames_and_links(build_dir, api):
 
 
 @pytest.mark.parametrize("api", LIBRARIES)
+def test_a_library_is_small_and_has_no_means_to_start_a_thread(build_dir, api):
+    path = library(build_dir, "580", api)
+    out = subprocess.run(["nm", "-D", "--undefined-only", str(path)], capture_output=True, text=True, check=True).stdout
+    wanted = {line.split()[-1].partition("@")[0] for line in out.splitlines()}
+    assert "pthread_mutex_lock" in wanted  # the list is what it should be
+    assert not wanted & {"pthread_create", "thrd_create", "clone", "clone3", "timer_create"}
+    assert path.stat().st_size < 4 << 20
+
+
+@pytest.mark.parametrize("api", LIBRARIES)
 def test_nobody_gets_between_the_drivers_own_references(build_dir, api):
     """A preloaded library that exports the same names must not end up in what cuGetProcAddress hands out."""
     path = library(build_dir, "580", api)
@@ -118,3 +129,17 @@ def test_names_nobody_implemented_answer_not_supported(machine):
     result = before, lib.nvmlDeviceGetVgpuMetadata(None, None, None), lib.nvmlInternalGetExportTable(None, None)
     """
     assert machine().python(code) == [1, 3, 3]
+
+
+@pytest.mark.parametrize(("api", "code"), [("nvml", 3), ("cuda", 801)])
+def test_every_name_nobody_implemented_can_be_called(machine, build_dir, api, code):
+    """Each of them, with the driver up: the code for "not supported", and the process lives on."""
+    names = re.findall(r"fake_stub_\w+\(\"(\w+)\"\)", (build_dir / f"fakegpu-obj/gen/{api}_stubs.c").read_text())
+    assert len(names) > 50
+    program = f"""
+    lib = ctypes.CDLL("{LIBRARIES[api]}.so.1")
+    assert lib["{"nvmlInit_v2" if api == "nvml" else "cuInit"}"](0) == 0
+    result = {{lib[name](None, None, None, None) for name in sys.argv[1:]}}
+    result = sorted(result)
+    """
+    assert machine().python(program, *names) == [code]
