@@ -177,21 +177,25 @@ int main(int argc, char **argv)
 	uint64_t end = now();
 	/* What was queued before the count began ran in place of what is queued when it ends. */
 	double counted = (double)((argc > 5 ? launched : end) - begin), worst = 1e9, best = 0;
+	uint64_t worst_at = 0;
 	/* The first second holds what an idle share had saved up. */
 	for (uint64_t i = 0; (i + 10) * STEP_NS <= launched - begin && i + 10 < STEPS; i++) {
 		uint64_t sum = 0;
 		for (int j = 0; j < 10; j++)
 			sum += step[i + j];
 		double part = (double)sum * (double)length / 1e7;
-		worst = part < worst ? part : worst;
+		if (part < worst) {
+			worst = part;
+			worst_at = i;
+		}
 		best = part > best ? part : best;
 	}
 	printf("{\"kind\": \"%s\", \"us\": %s, \"launches\": %llu, \"share\": %.2f, \"worst\": %.2f, "
-	       "\"best\": %.2f, "
+	       "\"worst_at_s\": %.1f, \"best\": %.2f, "
 	       "\"stall_ms\": %.2f, \"first_stall_ms\": %.2f, \"stall_at_s\": %.2f, \"queued_ms\": %.2f, "
 	       "\"seconds\": %.2f}\n",
 	       kind, argv[2], (unsigned long long)count, 100.0 * (double)count * (double)length / counted,
-	       worst, best, (double)longest / 1e6, (double)first / 1e6, (double)longest_at / 1e9,
-	       (double)(end - launched) / 1e6, (double)(end - begin) / 1e9);
+	       worst, (double)worst_at / 10, best, (double)longest / 1e6, (double)first / 1e6,
+	       (double)longest_at / 1e9, (double)(end - launched) / 1e6, (double)(end - begin) / 1e9);
 	return 0;
 }
