@@ -73,11 +73,14 @@ static int only_card(void)
 static void set_gate(void)
 {
 	int only = only_card();
-	if (only == AQ_NO_CARD || aq_cards[only].share_count != 1)
+	if (only == AQ_NO_CARD)
+		return;
+	/* The only card needs no asking for the stream's, however many shares it has. */
+	__atomic_store_n(&aq_gate.single, (uint32_t)only + 1, __ATOMIC_RELAXED);
+	if (aq_cards[only].share_count != 1)
 		return;
 	struct aq_share *share = &aq_shares[aq_cards[only].share[0]];
 	__atomic_store_n(&aq_gate.open, share_open(share), __ATOMIC_RELAXED);
-	__atomic_store_n(&aq_gate.single, (uint32_t)only + 1, __ATOMIC_RELAXED);
 	__atomic_store_n(&aq_gate.generation,
 			 share->grant ? __atomic_load_n(&share->generation, __ATOMIC_RELAXED) : 0,
 			 __ATOMIC_RELEASE);
