@@ -131,6 +131,36 @@ def test_names_nobody_implemented_answer_not_supported(machine):
     assert machine().python(code) == [1, 3, 3]
 
 
+# What clients of each kind need at the least: the hook, and what is written over go-nvml.
+MINIMUM = {
+    "cuda": r"""cuInit cuDriverGetVersion cuDeviceGet cuDeviceGet(Count|Name|Attribute|Uuid|Uuid_v2|PCIBusId|ByPCIBusId)
+        cuDeviceTotalMem(_v2)? cuCtx(Create|Destroy|Push|Pop)\w* cuCtx(Get|Set)Current cuCtxGetDevice cuCtxSynchronize
+        cuDevicePrimaryCtx\w+ cuMemAlloc\w* cuMemFree\w* cuMemGetInfo\w* cuMemCreate cuMemRelease cuMemMap cuMemUnmap
+        cuMemAddress\w+ cuMemPool\w+ cuMemExport\w+ cuMemImport\w+ cuArray(3D)?(Create|Destroy)\w*
+        cuMipmappedArray(Create|Destroy) cuModule(Load\w*|Unload|GetFunction|GetGlobal\w*) cuLibrary(Load|Get)\w+
+        cuLaunch(Kernel|KernelEx|CooperativeKernel|HostFunc)\w* cuGraph(Launch|Instantiate\w*|AddMemAllocNode)
+        cuStream(Create\w*|Destroy\w*|Synchronize|Query|WaitEvent)(_ptsz)?
+        cuEvent(Create|Destroy|Record|Query|Synchronize) cuEventElapsedTime cuGetProcAddress(_v2)? cuGetExportTable cuIpc\w+""",
+    "nvml": r"""nvmlInit\w* nvmlShutdown nvmlErrorString nvmlDeviceGetCount(_v2)? nvmlDeviceGetHandleBy\w+
+        nvmlDeviceGetPciInfo\w* nvmlDeviceGetMinorNumber nvmlDeviceGetUUID nvmlDeviceGetMigMode nvmlDeviceGetBrand
+        nvmlDeviceGetCudaComputeCapability nvmlDeviceGetArchitecture nvmlDeviceGetTopology\w+ nvmlDeviceGetP2PStatus
+        nvmlDeviceGetNvLink(State|Version|Capability|RemotePciInfo\w*|RemoteDeviceType) nvmlDeviceRegisterEvents
+        nvmlEventSet(Create|Free|Wait|Wait_v2) nvmlDeviceGetSupportedEventTypes nvmlDeviceGetMemoryInfo(_v2)?
+        nvmlDeviceGet(Compute|Graphics|MPSCompute)RunningProcesses\w* nvmlDeviceGetProcessUtilization
+        nvmlGpuInstance\w*(Create|Destroy)\w* nvmlDeviceCreateGpuInstance\w* nvmlComputeInstanceDestroy""",
+}
+
+
+@pytest.mark.parametrize("api", LIBRARIES)
+def test_what_clients_need_at_the_least_is_no_stub(build_dir, api):
+    public = exported(library(build_dir, "580", api))
+    stubs = set(re.findall(r"fake_stub_\w+\(\"(\w+)\"\)", (build_dir / f"fakegpu-obj/gen/{api}_stubs.c").read_text()))
+    for pattern in MINIMUM[api].split():
+        found = {name for name in public if re.fullmatch(pattern, name)}
+        assert found, pattern
+        assert found & stubs == set(), pattern
+
+
 @pytest.mark.parametrize(("api", "code"), [("nvml", 3), ("cuda", 801)])
 def test_every_name_nobody_implemented_can_be_called(machine, build_dir, api, code):
     """Each of them, with the driver up: the code for "not supported", and the process lives on."""
