@@ -140,7 +140,8 @@ MINIMUM = {
         cuMipmappedArray(Create|Destroy) cuModule(Load\w*|Unload|GetFunction|GetGlobal\w*) cuLibrary(Load|Get)\w+
         cuLaunch(Kernel|KernelEx|CooperativeKernel|HostFunc)\w* cuGraph(Launch|Instantiate\w*|AddMemAllocNode)
         cuStream(Create\w*|Destroy\w*|Synchronize|Query|WaitEvent)(_ptsz)?
-        cuEvent(Create|Destroy|Record|Query|Synchronize) cuEventElapsedTime cuGetProcAddress(_v2)? cuGetExportTable cuIpc\w+""",
+        cuEvent(Create|Destroy|Record|Query|Synchronize) cuEventElapsedTime
+        cuGetProcAddress(_v2)? cuGetExportTable cuIpc\w+""",
     "nvml": r"""nvmlInit\w* nvmlShutdown nvmlErrorString nvmlDeviceGetCount(_v2)? nvmlDeviceGetHandleBy\w+
         nvmlDeviceGetPciInfo\w* nvmlDeviceGetMinorNumber nvmlDeviceGetUUID nvmlDeviceGetMigMode nvmlDeviceGetBrand
         nvmlDeviceGetCudaComputeCapability nvmlDeviceGetArchitecture nvmlDeviceGetTopology\w+ nvmlDeviceGetP2PStatus
