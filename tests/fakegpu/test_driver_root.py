@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.cdi.driver_files import CardAddress, Roots, discover
 from aliquot.cdi.host import HostTree
 from aliquot.cdi.libraries import find_installation
 
@@ -111,6 +112,57 @@ def test_mig_capable_cards_have_caps(out):
     assert not (out / f"dev/nvidia-caps/nvidia-cap{minors['gpu1/gi1/access']}").exists()
     access = out / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/access"
     assert access.read_text().startswith(f"DeviceFileMinor: {minors['gpu0/gi1/access']}\n")
+
+
+CUT = """
+import json, pynvml as n
+n.nvmlInit()
+cards = [n.nvmlDeviceGetHandleByIndex(index) for index in (0, 1)]
+for card, profile, kind in ((cards[0], 0, 0), (cards[1], 4, 0)):  # seven 1g of one part; one 7g of seven parts
+    for _ in range(7 if profile == 0 else 1):
+        gi = n.nvmlDeviceCreateGpuInstance(card, n.nvmlDeviceGetGpuInstanceProfileInfo(card, profile).id)
+        for _ in range(1 if profile == 0 else 7):
+            n.nvmlGpuInstanceCreateComputeInstance(gi, kind)
+made = []
+for card in cards:
+    for index in range(7):
+        one = n.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
+        ids = n.nvmlDeviceGetGpuInstanceId(one), n.nvmlDeviceGetComputeInstanceId(one)
+        made.append([n.nvmlDeviceGetUUID(one), n.nvmlDeviceGetMinorNumber(card), *ids])
+print(json.dumps(made))
+"""
+
+
+@pytest.mark.usefixtures("as_root")
+def test_our_search_finds_the_capabilities_of_every_instance_that_can_be_made(out, tmp_path):
+    make(out, {"cards": [{"profile": "A100-40", "mig_enabled": True, "count": 2, "minor": 5}]})
+    library = next((out / "usr/lib").iterdir())
+    environment = {"FAKEGPU_CONFIG": str(out / "config.json"), "FAKEGPU_VISIBLE_DEVICES": "all"}
+    done = subprocess.run(
+        [sys.executable, "-c", CUT],
+        env=os.environ | environment | {"LD_LIBRARY_PATH": str(library)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    made = [CardAddress(uuid=u, minor=m, gpu_instance=g, compute_instance=c) for u, m, g, c in json.loads(done.stdout)]
+    assert len({(one.minor, one.gpu_instance, one.compute_instance) for one in made}) == 14
+    (tmp_path / "libvgpu.so").write_bytes(b"hook")
+    (tmp_path / "ld.so.preload").write_text("/usr/local/vgpu/libvgpu.so\n")
+    files = discover(
+        Roots(driver_root=str(out)),
+        made,
+        hook_library=str(tmp_path / "libvgpu.so"),
+        preload_file=str(tmp_path / "ld.so.preload"),
+        run_dir="/run/aliquot",
+    )
+    nodes = {one.uuid: [node.path for node in files.card_nodes[one.uuid]] for one in made}
+    assert all(nodes[one.uuid][0] == f"/dev/nvidia{one.minor}" for one in made)
+    caps = [tuple(paths[1:]) for paths in nodes.values()]
+    assert {len(pair) for pair in caps} == {2}
+    assert len(set(caps)) == 14  # no two instances share both
+    assert len({gi for gi, _ in caps}) == 8
 
 
 def test_proc_and_sys_tell_of_the_cards(out):
