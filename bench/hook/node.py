@@ -16,7 +16,7 @@ from aliquot.api.errors import HardwareError
 from aliquot.node.nvml import Nvml
 from aliquot.node.reaper import Reaper
 from aliquot.node.regions import Regions
-from aliquot.node.utilization import ProcessUtilization
+from aliquot.node.utilization import BoundedUtilization, ProcessUtilization
 
 
 def main(run_dir: str, library: str) -> int:
@@ -25,7 +25,8 @@ def main(run_dir: str, library: str) -> int:
         nvml.open()
     except HardwareError as e:
         sys.stderr.write(f"bench: without NVML: {e}\n")
-    reaper = Reaper(Regions(Path(run_dir), Path(library)), utilization=ProcessUtilization(nvml))
+    utilization = BoundedUtilization(ProcessUtilization(nvml))
+    reaper = Reaper(Regions(Path(run_dir), Path(library)), utilization=utilization)
     reaper.round()
     reaper.start()
     sys.stdout.write("ready\n")

@@ -41,3 +41,30 @@ def test_a_card_that_tells_nothing_of_processes(fake):
     fake.cards({"profile": "Fake24G", "uuid": G0})
     fake.control(faults=[{"function": "nvmlDeviceGetProcessUtilization", "code": 3}])
     assert fake.run(PROGRAM, G0) == [None, None, None, None, None]
+
+
+HANGS = """
+from aliquot.node.nvml import Nvml
+from aliquot.node.utilization import BoundedUtilization, ProcessUtilization
+import time
+nvml = Nvml(NVML)
+nvml.open()
+ask = BoundedUtilization(ProcessUtilization(nvml), patience_s=0.1)
+began = time.monotonic()
+said = [ask(sys.argv[3]), ask(sys.argv[3]), ask(sys.argv[3])]
+say([said, time.monotonic() - began < 1])
+usage = None
+while usage is None and time.monotonic() - began < 20:
+    usage = ask(sys.argv[3])
+    time.sleep(0.02)
+say([usage and usage.percent, time.monotonic() - began > 1.5])
+"""
+
+
+def test_a_driver_that_hangs_keeps_nobody_waiting(fake):
+    fake.cards({"profile": "Fake24G", "uuid": G0})
+    fake.control(
+        processes=[{"card": 0, "pid": 5001, "memory_bytes": "400MiB", "sm_utilization": 30}],
+        faults=[{"function": "nvmlDeviceGetProcessUtilization", "slow_us": 1500000, "count": 1}],
+    )
+    assert fake.run(HANGS, G0) == [[[None, None, None], True], [{"5001": 30.0}, True]]

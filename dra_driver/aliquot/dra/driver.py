@@ -58,7 +58,7 @@ from aliquot.node.nvml import Nvml
 from aliquot.node.ownership import CardOwnership
 from aliquot.node.reaper import Reaper
 from aliquot.node.regions import Regions
-from aliquot.node.utilization import ProcessUtilization
+from aliquot.node.utilization import BoundedUtilization, ProcessUtilization
 
 log = get_logger(__name__)
 
@@ -203,7 +203,7 @@ class Driver:
         self.registration_server = SocketServer(
             self.sockets.registration, self.registration.add_to, workers=2, name="registration"
         )
-        self._utilization: ProcessUtilization | None = None
+        self._utilization: BoundedUtilization | None = None
         self.reaper = Reaper(self.regions, proc=proc, utilization=self._usage_of)
         self.metrics.registered.set_function(lambda: float(self.registration.registered))
         self.metrics.outdated.set_function(lambda: float(len(self._outdated())))
@@ -381,7 +381,7 @@ class Driver:
             nvml, lambda: self.offering.view.inventory, on_change=self._health_changed, reopened=self.cards.wake
         )
         self.health.start()
-        self._utilization = ProcessUtilization(nvml)
+        self._utilization = BoundedUtilization(ProcessUtilization(nvml))
 
     def _usage_of(self, uuid: str) -> Usage | None:
         """What processes had of a card; nothing before the driver answers."""

@@ -2,11 +2,13 @@
 """What each process had of a card since the last question, as NVML tells it. A thin rim.
 
 It never raises: a driver that is away, too old, or a MIG device (NVML tells nothing of processes there) is no answer,
-and whoever asked does without. Guarded invariant: the windows of one card follow each other without a gap or overlap.
+and whoever asked does without. Nor does it keep anybody waiting: a driver that hangs (after an Xid they do) hangs in
+a thread of its own. Guarded invariant: the windows of one card follow each other without a gap or overlap.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +18,36 @@ from aliquot.node.nvml import NOT_FOUND, Handle, Nvml, NvmlError
 
 _FIRST_US: Final = 1_000_000
 """How far back the first question about a card goes."""
+
+
+_PATIENCE_S: Final = 0.2
+"""Longest time that a driver is waited for, once: while it has not answered nobody waits again."""
+
+
+class BoundedUtilization:
+    """Asks in a thread that may hang, and waits for an answer `patience_s` at most; what comes later is dropped."""
+
+    def __init__(self, ask: Callable[[str], Usage | None], *, patience_s: float = _PATIENCE_S) -> None:
+        self._ask = ask
+        self._patience_s = patience_s
+        self._asking = threading.Lock()
+
+    def __call__(self, card_uuid: str) -> Usage | None:
+        """What `ask` says of the card; None as well when it does not say so in time, or still owes an answer."""
+        if not self._asking.acquire(blocking=False):
+            return None
+        answers: list[Usage | None] = []
+        answered = threading.Event()
+
+        def work() -> None:
+            try:
+                answers.append(self._ask(card_uuid))
+            finally:
+                self._asking.release()
+                answered.set()
+
+        threading.Thread(target=work, name="utilization", daemon=True).start()
+        return answers[0] if answered.wait(self._patience_s) and answers else None
 
 
 class ProcessUtilization:
