@@ -52,14 +52,25 @@ static int settle(struct CUevent_st *event)
 
 void cu_events_settle(int seat, uint64_t next)
 {
-	cu_lock();
-	for (struct CUevent_st *event = cu_events_open, *after; event != NULL; event = after) {
-		after = event->next_open;
-		/* The queue is about to use the entry of the kernel this event waits for again. */
-		if (event->seat == seat && event->number != 0 && event->number + FG_QUEUE_ENTRIES - 1 <= next)
-			settle(event);
-	}
-	cu_unlock();
+	uint64_t unfinished;
+
+	do {
+		unfinished = 0;
+		cu_lock();
+		for (struct CUevent_st *event = cu_events_open, *after; event != NULL; event = after) {
+			after = event->next_open;
+			/* The queue is about to use the entry of the kernel this event waits for again. When
+			 * that is now and the kernel still runs, the launch would have to wait for it all the
+			 * same. */
+			if (event->seat == seat && event->number != 0 &&
+			    event->number + FG_QUEUE_ENTRIES - 1 <= next && !settle(event) &&
+			    event->number + FG_QUEUE_ENTRIES <= next)
+				unfinished = event->number;
+		}
+		cu_unlock();
+		if (unfinished != 0)
+			fg_engine_wait((uint32_t)seat, unfinished, 0);
+	} while (unfinished != 0);
 }
 
 static void share(struct CUevent_st *event)

@@ -147,6 +147,9 @@ expect(cu.cuCtxSynchronize())
 result = elapsed(begin, end)
 """
     assert 50.0 <= run(cuda_machine(), code) < 250.0
+    # Kernels so long that the queue is full to the last place when the event's own place is used again.
+    full = code.replace("spin_us_10", "spin_us_300").replace("5000", "1100")
+    assert 330.0 <= run(cuda_machine(), full) < 600.0
 
 
 def test_copies_take_time_when_the_configuration_says_so(cuda_machine: Callable[..., Any]) -> None:
