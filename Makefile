@@ -124,10 +124,12 @@ e2e-full: root venv hook fakegpu control-plane ## The stories with every kill po
 .PHONY: bench
 bench: venv hook fakegpu ## The figures we publish, each beside a floor or peer of the same run
 	@$(PY) e2e/tools/build.py cluster --minor $(MINOR)
+	@$(call once,hook,$(call make_of,hook/build.mk) test-builds)
 	@scripts/bench.sh $(PY)
 
 .PHONY: bench-hook
 bench-hook: venv hook fakegpu ## The figures of the hook only
+	@$(call once,hook,$(call make_of,hook/build.mk) test-builds)
 	@scripts/bench.sh $(PY) bench/hook/run.py
 
 .PHONY: fuzz

@@ -61,6 +61,8 @@ class SpecStore:
         self.kind = f"{vendor}/{class_}"
         self._other_directories = tuple(path for path in also_read if path != directory)
         self._foreign: dict[str, tuple[tuple[int, int, int], bytes]] = {}
+        self._own_names: set[str] = set()
+        """File names that were seen lately to be a claim's, which the name says by itself."""
 
     def path(self, transient_id: str) -> Path:
         """Where the file of `transient_id` (a claim's UID) lies. Raises `InternalError` for an id that is none."""
@@ -172,31 +174,46 @@ class SpecStore:
         kind = spec.kind.encode()
         wanted = [device.name.encode() for device in spec.devices]
         for directory in (self.directory, *self._other_directories):
-            ours = f"{self.vendor}-{self.class_}_" if directory == self.directory else "/"
-            for entry in _entries(directory):
-                name = entry.name
-                if not name.endswith(SPEC_SUFFIXES) or (name.startswith(ours) and self._id_of(name)):
-                    continue
-                text = self._foreign_text(entry, kind)
+            for path in self._foreign_files(directory):
+                text = self._foreign_text(path, kind)
                 held = next(
                     (name for name in wanted if re.search(rb"(?<![\w.:-])%b(?![\w.:-])" % re.escape(name), text)), None
                 )
                 if held is not None:
                     raise ConflictError(
-                        f"{entry.path} also defines {spec.kind}={held.decode()}, so a runtime would refuse both; "
+                        f"{path} also defines {spec.kind}={held.decode()}, so a runtime would refuse both; "
                         f"remove that file, then {file_name} can be written"
                     )
 
-    def _foreign_text(self, entry: os.DirEntry[str], kind: bytes) -> bytes:
+    def _foreign_files(self, directory: Path) -> Iterator[str]:
+        """Paths of the spec files in a directory that are not a claim's of ours."""
+        try:
+            names = set(os.listdir(directory))  # noqa: PTH208 - a hundred files for each claim: no objects for them
+        except FileNotFoundError:
+            return
+        if directory != self.directory:
+            yield from (f"{directory}/{name}" for name in sorted(names) if name.endswith(SPEC_SUFFIXES))
+            return
+        own = self._own_names & names
+        foreign = []
+        for name in sorted(names - own):
+            if self._id_of(name):
+                own.add(name)
+            elif name.endswith(SPEC_SUFFIXES):
+                foreign.append(f"{directory}/{name}")
+        self._own_names = own
+        yield from foreign
+
+    def _foreign_text(self, path: str, kind: bytes) -> bytes:
         """Content of a file, when it speaks of our kind at all; remembered until the file changes."""
         try:
-            status = entry.stat()
+            status = os.stat(path)  # noqa: PTH116 - as above
             mark = (status.st_ino, status.st_mtime_ns, status.st_size)
-            known = self._foreign.get(entry.path)
+            known = self._foreign.get(path)
             if known is None or known[0] != mark:
-                content = Path(entry.path).read_bytes() if status.st_size <= 16 * FILE_LIMIT else b""
+                content = Path(path).read_bytes() if status.st_size <= 16 * FILE_LIMIT else b""
                 known = (mark, content if kind in content else b"")
-                self._foreign[entry.path] = known
+                self._foreign[path] = known
             return known[1]
         except OSError:
             return b""  # gone, or not for us to read: then a runtime says so, not we

@@ -31,7 +31,7 @@ from aliquot.node.regions import Regions
 
 Steps = Callable[[str], None]
 
-MAKE_STEPS: Final = ("driver files", "sidecar", "regions", "spec", "verify")
+MAKE_STEPS: Final = ("sidecar", "regions", "spec", "verify")
 UNMAKE_STEPS: Final = ("remove spec", "remove regions", "remove sidecar")
 """Names passed to `steps`, each before what it names; tests end the process there."""
 
@@ -163,15 +163,20 @@ class Effects:
         self._card = card
         self._steps = steps
 
-    def make(self, uid: str, record: ClaimRecord) -> None:
-        """Make everything of a claim, or what is missing of it.
+    def draft(self, record: ClaimRecord) -> Spec:
+        """Look at the host and say what the CDI spec of a claim has to be; makes nothing.
 
-        Raises `HardwareError` for missing driver files or nodes, `SettingsError` for edits or a directory of the
-        operator's, `ConflictError` for a CDI file of somebody else's, `InternalError` for damage of our own files.
+        Raises `HardwareError` for missing driver files or nodes, `SettingsError` for edits of the operator's.
         """
-        self._steps("driver files")
-        files = self._driver.files([self._address(held) for held in record.results])
-        spec = _spec(record, files)
+        return _spec(record, self._driver.files([self._address(held) for held in record.results]))
+
+    def make(self, uid: str, record: ClaimRecord, spec: Spec | None = None) -> None:
+        """Make everything of a claim, or what is missing of it. `spec` is its fresh `draft`, made here if not given.
+
+        Raises as `draft` does, `SettingsError` for a directory of the operator's, `ConflictError` for a CDI file of
+        somebody else's, `InternalError` for damage of our own files.
+        """
+        spec = self.draft(record) if spec is None else spec
         self._steps("sidecar")
         self.sidecars.put(uid, record)
         self._steps("regions")
