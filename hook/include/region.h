@@ -13,7 +13,7 @@
  * Guarded invariant: at any instant, whatever was killed where, account.units >= sum of what processes hold.
  * So a share can only be over-counted (and is repaired, see below), never over-committed.
  *
- * api/aliquot/api/region.py mirrors this file; tests/api asserts the one against the other, offset by
+ * api/aliquot/api/region_layout.py mirrors this file; tests/api asserts the one against the other, offset by
  * offset. Little endian only. Change anything here: raise AQ_REGION_MINOR (added fields in reserved
  * space) or AQ_REGION_MAJOR (anything else); both sides must go on reading the version before.
  */

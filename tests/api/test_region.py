@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.api import region
+from aliquot.api import region, region_layout
 from aliquot.api.errors import InternalError, RequestError
 from aliquot.api.grant import MAX_MEMORY_BYTES, CorePolicy, Grant
 
@@ -95,9 +95,11 @@ def compiled(tmp_path_factory) -> dict[str, int]:
 
 class TestLayoutEqualsHeader:
     def test_every_struct_has_a_table(self):
-        assert {layout.name for layout in region.LAYOUTS} == set(fields_in_header(HEADER.read_text(encoding="utf-8")))
+        assert {layout.name for layout in region_layout.LAYOUTS} == set(
+            fields_in_header(HEADER.read_text(encoding="utf-8"))
+        )
 
-    @pytest.mark.parametrize("layout", region.LAYOUTS, ids=lambda layout: layout.name)
+    @pytest.mark.parametrize("layout", region_layout.LAYOUTS, ids=lambda layout: layout.name)
     def test_offsets_and_sizes(self, layout, compiled):
         expected = {
             key.partition(".")[2]: (offset, compiled[f"{key}/size"])
@@ -110,20 +112,20 @@ class TestLayoutEqualsHeader:
 
     def test_constants(self, compiled):
         elsewhere = {
-            "AQ_REGION_MAJOR": region.MAJOR,
-            "AQ_REGION_MINOR": region.MINOR,
-            "AQ_GRANT_OVERSUBSCRIBE": region.FLAG_OVERSUBSCRIBE,
-            "AQ_CORE_DEFAULT": region.CORE_POLICIES.index(CorePolicy.DEFAULT),
-            "AQ_CORE_FORCE": region.CORE_POLICIES.index(CorePolicy.FORCE),
-            "AQ_CORE_DISABLE": region.CORE_POLICIES.index(CorePolicy.DISABLE),
+            "AQ_REGION_MAJOR": region_layout.MAJOR,
+            "AQ_REGION_MINOR": region_layout.MINOR,
+            "AQ_GRANT_OVERSUBSCRIBE": region_layout.FLAG_OVERSUBSCRIBE,
+            "AQ_CORE_DEFAULT": region_layout.CORE_POLICIES.index(CorePolicy.DEFAULT),
+            "AQ_CORE_FORCE": region_layout.CORE_POLICIES.index(CorePolicy.FORCE),
+            "AQ_CORE_DISABLE": region_layout.CORE_POLICIES.index(CorePolicy.DISABLE),
         }
         constants = {name: value for name, value in compiled.items() if name.startswith("AQ_")}
         assert len(constants) > 25
-        mirrored = {name: elsewhere.get(name, getattr(region, name[3:], None)) for name in constants}
+        mirrored = {name: elsewhere.get(name, getattr(region_layout, name[3:], None)) for name in constants}
         assert mirrored == constants
 
     def test_the_account_holds_the_largest_grant(self):
-        assert (MAX_MEMORY_BYTES >> region.UNIT_SHIFT) == region.WORD_UNIT_MASK
+        assert (MAX_MEMORY_BYTES >> region_layout.UNIT_SHIFT) == region_layout.WORD_UNIT_MASK
 
 
 class TestGrant:
@@ -135,7 +137,7 @@ class TestGrant:
         slot = region.pack_slot(GRANT, 7)
         assert int.from_bytes(slot[-4:], "little") == zlib.crc32(slot[:-4])
 
-    @given(st.integers(0, region.GRANT_SLOT_SIZE * 8 - 1))
+    @given(st.integers(0, region_layout.GRANT_SLOT_SIZE * 8 - 1))
     def test_one_flipped_bit_is_noticed(self, bit):
         slot = bytearray(region.pack_slot(GRANT, 7))
         slot[bit // 8] ^= 1 << bit % 8
@@ -156,8 +158,8 @@ class TestGrant:
     def test_content_that_is_no_grant_is_not_read_even_with_a_right_checksum(self):
         for field, value in (("core_policy", 3), ("core_percent", 101), ("priority", 2), ("name", b"../etc")):
             slot = bytearray(region.pack_slot(GRANT, 1))
-            region.GRANT_SLOT.put(slot, field, value)
-            region.GRANT_SLOT.put(slot, "checksum", zlib.crc32(slot[:-4]))
+            region_layout.GRANT_SLOT.put(slot, field, value)
+            region_layout.GRANT_SLOT.put(slot, "checksum", zlib.crc32(slot[:-4]))
             assert region.unpack_slot(bytes(slot)) is None, field
 
 
@@ -166,14 +168,14 @@ class TestGrantFile:
     def test_a_file_gives_back_its_grant(self, grant, generation):
         hints = region.Hints(suspended=1, heartbeat_ns=5)
         parsed = region.parse_grant_file(region.pack_grant_file(grant, generation, hints))
-        assert parsed == region.GrantFile(grant, generation, hints, region.MINOR)
+        assert parsed == region.GrantFile(grant, generation, hints, region_layout.MINOR)
 
     def test_a_torn_slot_leaves_the_other(self):
         old, new = GRANT, Grant(name=GRANT.name, card_uuid=GRANT.card_uuid, memory_bytes=1 << 30)
         data = bytearray(region.pack_grant_file(old, 4))
-        start = region.GRANT_SLOT0 + region.GRANT_SLOT_SIZE
+        start = region_layout.GRANT_SLOT0 + region_layout.GRANT_SLOT_SIZE
         data[start : start + 1024] = region.pack_slot(new, 5)
-        region.GRANT_FILE.put(data, "selector", 5)
+        region_layout.GRANT_FILE.put(data, "selector", 5)
         assert region.parse_grant_file(bytes(data)).grant == new
         data[start + 8] ^= 1
         parsed = region.parse_grant_file(bytes(data))
@@ -181,43 +183,43 @@ class TestGrantFile:
 
     def test_a_newer_minor_version_is_read_and_another_major_is_not(self):
         data = bytearray(region.pack_grant_file(GRANT))
-        region.GRANT_FILE.put(data, "minor", region.MINOR + 1)
+        region_layout.GRANT_FILE.put(data, "minor", region_layout.MINOR + 1)
         assert region.parse_grant_file(bytes(data)).grant == GRANT
-        region.GRANT_FILE.put(data, "major", region.MAJOR + 1)
+        region_layout.GRANT_FILE.put(data, "major", region_layout.MAJOR + 1)
         assert region.parse_grant_file(bytes(data)) is None
 
-    @given(st.binary(max_size=64), st.integers(0, region.GRANT_FILE_SIZE))
+    @given(st.binary(max_size=64), st.integers(0, region_layout.GRANT_FILE_SIZE))
     def test_scribbles_and_truncation_never_raise(self, scribble, at):
         data = bytearray(region.pack_grant_file(GRANT))
         data[at : at + len(scribble)] = scribble
         parsed = region.parse_grant_file(bytes(data[:4096]))
         assert parsed is None or parsed.grant == GRANT
-        assert region.parse_grant_file(bytes(data[:at])) is None or at >= region.GRANT_FILE_SIZE
+        assert region.parse_grant_file(bytes(data[:at])) is None or at >= region_layout.GRANT_FILE_SIZE
 
 
 def usage_file(*slots: dict[str, int], **header: int) -> bytearray:
     data = bytearray(region.pack_usage_file())
     for field, value in header.items():
-        region.USAGE_FILE.put(data, field, value)
+        region_layout.USAGE_FILE.put(data, field, value)
     for index, slot in enumerate(slots):
         for field, value in slot.items():
-            base = region.USAGE_HEADER_SIZE + index * region.USAGE_SLOT_SIZE
-            region.USAGE_SLOT.put(data, field, value, base)
+            base = region_layout.USAGE_HEADER_SIZE + index * region_layout.USAGE_SLOT_SIZE
+            region_layout.USAGE_SLOT.put(data, field, value, base)
     return data
 
 
-def owner(pid: int, start: int = 0, generation: int = 0, state: int = region.OWNER_LIVE) -> int:
-    return state | generation << region.OWNER_GENERATION_SHIFT | start << region.OWNER_START_SHIFT | pid
+def owner(pid: int, start: int = 0, generation: int = 0, state: int = region_layout.OWNER_LIVE) -> int:
+    return state | generation << region_layout.OWNER_GENERATION_SHIFT | start << region_layout.OWNER_START_SHIFT | pid
 
 
 class TestUsage:
     def test_an_empty_file_says_nothing_and_has_no_problem(self):
         usage = region.parse_usage(region.pack_usage_file())
-        assert usage == region.Usage(readable=True, minor=region.MINOR)
+        assert usage == region.Usage(readable=True, minor=region_layout.MINOR)
 
     def test_a_process_is_read_field_by_field(self):
         word = owner(1234, start=0xDEADBEEF, generation=3)
-        charge = 5 << region.WORD_UNIT_BITS | 100
+        charge = 5 << region_layout.WORD_UNIT_BITS | 100
         data = usage_file(
             {},
             {
@@ -230,7 +232,7 @@ class TestUsage:
                 "launches": 8,
                 "device_ns": 9,
             },
-            account=77 << region.WORD_UNIT_BITS | 120,
+            account=77 << region_layout.WORD_UNIT_BITS | 120,
             unsettled=1,
         )
         usage = region.parse_usage(data)
@@ -253,10 +255,10 @@ class TestUsage:
         )
 
     def test_a_claiming_slot_is_no_live_process(self):
-        (process,) = region.parse_usage(usage_file({"owner": owner(5, state=region.OWNER_CLAIMING)})).processes
+        (process,) = region.parse_usage(usage_file({"owner": owner(5, state=region_layout.OWNER_CLAIMING)})).processes
         assert not process.live
 
-    @pytest.mark.parametrize("state", [0, region.OWNER_LIVE | region.OWNER_CLAIMING])
+    @pytest.mark.parametrize("state", [0, region_layout.OWNER_LIVE | region_layout.OWNER_CLAIMING])
     def test_a_slot_in_an_impossible_state_is_a_problem(self, state):
         usage = region.parse_usage(usage_file({"owner": owner(5, state=state)}))
         assert usage.problems == ("unknown slot state",)
@@ -266,9 +268,9 @@ class TestUsage:
         [
             ({"magic": 0}, "not a usage file"),
             ({"major": 2}, "unknown major version"),
-            ({"minor": region.MINOR + 1, "slot_size": 0}, "impossible sizes in header"),
-            ({"minor": region.MINOR + 1, "slot_size": 1 << 30}, "impossible sizes in header"),
-            ({"minor": region.MINOR + 1, "header_size": 0xFFFFFFFF}, "impossible sizes in header"),
+            ({"minor": region_layout.MINOR + 1, "slot_size": 0}, "impossible sizes in header"),
+            ({"minor": region_layout.MINOR + 1, "slot_size": 1 << 30}, "impossible sizes in header"),
+            ({"minor": region_layout.MINOR + 1, "header_size": 0xFFFFFFFF}, "impossible sizes in header"),
         ],
     )
     def test_an_unreadable_header_is_named(self, header, problem):
@@ -282,24 +284,24 @@ class TestUsage:
         assert usage.problems == ("header changed",)
 
     def test_a_newer_minor_version_may_have_larger_slots(self):
-        data = usage_file(minor=region.MINOR + 1, slot_size=256, slot_count=512)
-        region.USAGE_SLOT.put(data, "owner", owner(8), region.USAGE_HEADER_SIZE + 256)
+        data = usage_file(minor=region_layout.MINOR + 1, slot_size=256, slot_count=512)
+        region_layout.USAGE_SLOT.put(data, "owner", owner(8), region_layout.USAGE_HEADER_SIZE + 256)
         usage = region.parse_usage(data)
         assert [(process.index, process.pid) for process in usage.processes] == [(1, 8)]
-        assert (usage.minor, usage.problems) == (region.MINOR + 1, ())
+        assert (usage.minor, usage.problems) == (region_layout.MINOR + 1, ())
 
     def test_a_truncated_file_gives_the_slots_that_are_there(self):
         data = usage_file({"owner": owner(5)}, {"owner": owner(6)})
-        usage = region.parse_usage(data[: region.USAGE_HEADER_SIZE + region.USAGE_SLOT_SIZE + 60])
+        usage = region.parse_usage(data[: region_layout.USAGE_HEADER_SIZE + region_layout.USAGE_SLOT_SIZE + 60])
         assert [process.pid for process in usage.processes] == [5]
         assert usage.problems == ("file truncated",)
 
-    @given(st.integers(0, region.USAGE_FILE_SIZE))
+    @given(st.integers(0, region_layout.USAGE_FILE_SIZE))
     def test_any_length_is_survived(self, length):
         usage = region.parse_usage(region.pack_usage_file()[:length])
-        assert usage.readable == (length >= region.USAGE_HEADER_SIZE)
+        assert usage.readable == (length >= region_layout.USAGE_HEADER_SIZE)
 
-    @given(st.lists(st.tuples(st.integers(0, region.USAGE_FILE_SIZE - 64), st.binary(min_size=1, max_size=64))))
+    @given(st.lists(st.tuples(st.integers(0, region_layout.USAGE_FILE_SIZE - 64), st.binary(min_size=1, max_size=64))))
     def test_any_scribble_is_survived_and_bounded(self, scribbles):
         data = usage_file({"owner": owner(5), "charge": 3})
         for at, text in scribbles:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.api.region import RATIO_ONE
+from aliquot.api.region_layout import RATIO_ONE
 from aliquot.node.charging import WINDOWS, Meter
 
 SECOND = 1_000_000_000

@@ -375,7 +375,8 @@ def test_hints_reach_the_grant_file(regions: Regions, grant, owner):
 
 
 def test_shares_that_take_turns_are_told_what_their_charges_are_worth(regions: Regions, grant, owner):
-    from aliquot.api.region import RATIO_ONE, parse_grant_file  # noqa: PLC0415
+    from aliquot.api.region import parse_grant_file  # noqa: PLC0415
+    from aliquot.api.region_layout import RATIO_ONE  # noqa: PLC0415
 
     a_card = grant("c-1-gpu-0").card_uuid
     half, now, asked = SECOND // 2, [100 * SECOND], []

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from aliquot.api.region import RATIO_ONE
+from aliquot.api.region_layout import RATIO_ONE
 
 WINDOWS: Final = 2
 """How many readings of NVML a ratio is made of: about a second."""

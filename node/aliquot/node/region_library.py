@@ -17,7 +17,8 @@ from typing import Final
 
 from aliquot.api.errors import HardwareError, InternalError, foreign
 from aliquot.api.grant import Grant
-from aliquot.api.region import GRANT_SLOT_SIZE, USAGE_SLOTS, pack_slot, unpack_slot
+from aliquot.api.region import pack_slot, unpack_slot
+from aliquot.api.region_layout import GRANT_SLOT_SIZE, USAGE_SLOTS
 
 UNCHANGED: Final = (1 << 64) - 1
 """A hint with this value is left as it is."""
