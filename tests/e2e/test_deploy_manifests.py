@@ -15,6 +15,7 @@ from aliquot.e2e.control_plane import DRA_SHARING_GATES
 pytestmark = pytest.mark.cluster
 
 ONE_NODE = {"key": "metadata.name", "operator": "In", "values": ["node-x"]}
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 MINORS = pytest.mark.parametrize("minor", ["1.34", "1.36", "1.37"])
 
 
@@ -67,9 +68,20 @@ def driver_on(deployed):
             api.create(pod, "aliquot-system")
         stored = api.get("v1", "Pod", f"driver-{node}", "aliquot-system")
         token = deployed.service_account_token("aliquot-dra-driver", "aliquot-system", pod=stored["metadata"])
-        return deployed.client(deployed.kubeconfig_with_token(f"driver-{node}", token))
+        own = deployed.client(deployed.kubeconfig_with_token(f"driver-{node}", token))
+        # A policy that was stored is not yet one that is enforced.
+        eventually(lambda: _confined(own), 30, "the policy of the manifests enforced")
+        return own
 
     return client
+
+
+def _confined(driver):
+    try:
+        driver.request("POST", SLICES, query={"dryRun": "All"}, body=_slice("probe", node="node-of-nobody"))
+    except ApiError as error:
+        return "may only touch ResourceSlices" in str(error)
+    return False
 
 
 @pytest.mark.slow
@@ -145,7 +157,7 @@ def test_driver_neither_changes_nor_deletes_slices_of_other_nodes(driver_on):
     here = driver_on("node-x")
     stolen = copy.deepcopy(stored)
     stolen["spec"]["devices"] = [{"name": "gpu-2"}]
-    path = "/apis/resource.k8s.io/v1/resourceslices/of-y"
+    path = f"{SLICES}/of-y"
     with pytest.raises(ApiError, match="may only touch ResourceSlices of that node"):
         here.request("PUT", path, body=stolen)
     with pytest.raises(ApiError, match="may only touch ResourceSlices of that node"):
