@@ -88,8 +88,9 @@ image: venv hook ## The driver's image and the examples', as OCI archives in bui
 	@$(PY) -m aliquot.e2e.images
 
 .PHONY: control-plane
-control-plane: venv ## Kubernetes of all minors, built once into the cache (five minutes each, cold)
+control-plane: venv ## Kubernetes of all minors and kind, built once into the cache (five minutes each, cold)
 	@for minor in $(MINORS); do $(PY) e2e/tools/build.py cluster --minor $$minor; done
+	@$(PY) e2e/tools/build.py kind
 
 ##@ Checks
 
