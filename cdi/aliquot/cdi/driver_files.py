@@ -9,6 +9,7 @@ Invariant: a `DriverFiles` that exists is complete, every path in it existed a m
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +31,18 @@ from aliquot.cdi.libraries import (
 )
 from aliquot.cdi.model import EMPTY_EDITS, ContainerEdits
 
-__all__ = ["LIBRARY_DIRS", "PRELOAD_CONTENT", "CardAddress", "DriverFiles", "HostFile", "HostNode", "Roots", "discover"]
+__all__ = [
+    "LIBRARY_DIRS",
+    "PRELOAD_CONTENT",
+    "CardAddress",
+    "DriverFiles",
+    "Host",
+    "HostFile",
+    "HostNode",
+    "Roots",
+    "discover",
+    "look",
+]
 
 PRELOAD_CONTENT: Final = f"{CONTAINER_LIBRARY}\n"
 """What the preload file holds, byte for byte: the path at which the library is mounted (cases.md B128)."""
@@ -101,6 +113,52 @@ class DriverFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The operator's `--extra-edits`, merged into every grant's."""
 
 
+class Host:
+    """One look at the host's driver, from which any number of cards is answered. Made by `look`."""
+
+    def __init__(
+        self, version: str, libraries: tuple[HostFile, ...], binaries: tuple[HostFile, ...], nodes: _Nodes
+    ) -> None:
+        self.version = version
+        self._libraries = libraries
+        self._binaries = binaries
+        self._nodes = nodes
+
+    def files(
+        self,
+        cards: Iterable[CardAddress],
+        *,
+        hook_library: str,
+        preload_file: str,
+        run_dir: str,
+        extra_edits: ContainerEdits = EMPTY_EDITS,
+    ) -> DriverFiles:
+        """What containers with `cards` need; the device nodes are looked at now. Raises as `discover` does."""
+        _check_hook(hook_library, preload_file)
+        with _reporting():
+            return DriverFiles(
+                version=self.version,
+                libraries=self._libraries,
+                binaries=self._binaries,
+                common_nodes=tuple(self._nodes.common()),
+                card_nodes={card.uuid: tuple(self._nodes.of(card)) for card in cards},
+                hook_library=hook_library,
+                preload_file=preload_file,
+                run_dir=run_dir,
+                extra_edits=extra_edits,
+            )
+
+
+def look(roots: Roots) -> Host:
+    """Look at the host's driver now: libraries, tools, the loaded kernel module. Raises as `discover` does."""
+    for name in ("driver_root", "dev_root", "proc_root", "host_prefix"):
+        value = getattr(roots, name)
+        if value and not value.startswith("/"):
+            raise SettingsError(f"{name} {value!r} is not an absolute path")
+    with _reporting():
+        return _look(roots)
+
+
 def discover(
     roots: Roots,
     cards: Iterable[CardAddress],
@@ -117,23 +175,16 @@ def discover(
     our own hook files are gone or damaged.
     """
     _check_hook(hook_library, preload_file)
-    for name in ("driver_root", "dev_root", "proc_root", "host_prefix"):
-        value = getattr(roots, name)
-        if value and not value.startswith("/"):
-            raise SettingsError(f"{name} {value!r} is not an absolute path")
+    return look(roots).files(
+        cards, hook_library=hook_library, preload_file=preload_file, run_dir=run_dir, extra_edits=extra_edits
+    )
+
+
+@contextlib.contextmanager
+def _reporting() -> Iterator[None]:
+    """Turn what the file system says into our errors."""
     try:
-        version, libraries, binaries, nodes = _look(roots)
-        return DriverFiles(
-            version=version,
-            libraries=libraries,
-            binaries=binaries,
-            common_nodes=tuple(nodes.common()),
-            card_nodes={card.uuid: tuple(nodes.of(card)) for card in cards},
-            hook_library=hook_library,
-            preload_file=preload_file,
-            run_dir=run_dir,
-            extra_edits=extra_edits,
-        )
+        yield
     except OSError as error:
         raise HardwareError(
             f"cannot look at {error.filename} for the driver's files: {error.strerror}; "
@@ -141,8 +192,7 @@ def discover(
         ) from error
 
 
-def _look(roots: Roots) -> tuple[str, tuple[HostFile, ...], tuple[HostFile, ...], _Nodes]:
-    """Version, libraries and tools of the driver that is installed, and where to ask for nodes."""
+def _look(roots: Roots) -> Host:
     tree = HostTree(roots.host_prefix)
     root = tree.find(roots.driver_root)
     if not root or not tree.is_directory(root):
@@ -153,7 +203,7 @@ def _look(roots: Roots) -> tuple[str, tuple[HostFile, ...], tuple[HostFile, ...]
     proc = roots.proc_root or (f"{root}/proc" if tree.find("/proc/driver/nvidia", root) and root != "/" else "/proc")
     _check_module(tree, proc, found)
     nodes = _Nodes(tree, roots.dev_root or (root if tree.has("/dev/nvidiactl", root) else "/"), proc)
-    return found.version, find_libraries(tree, found), tuple(find_binaries(tree, root)), nodes
+    return Host(found.version, find_libraries(tree, found), tuple(find_binaries(tree, root)), nodes)
 
 
 def _check_hook(library: str, preload: str) -> None:

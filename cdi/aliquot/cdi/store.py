@@ -21,7 +21,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import structlog
 
@@ -41,6 +41,59 @@ STATIC_DIR: Final = Path("/etc/cdi")
 _UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _OPERATOR_ERRORS: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+
+
+class StagedSpec:
+    """A claim's spec file on its way into the directory: `put` in place, or `discard`ed; for one thread at a time."""
+
+    def __init__(self, store: SpecStore, path: Path, data: bytes, temporary: tuple[Path, int] | None) -> None:
+        """`temporary`: the written file and its locked descriptor; None: the right content is in place already."""
+        self.path = path
+        """Where the file will be."""
+        self._store = store
+        self._data = data
+        self._file = temporary
+
+    def put(self) -> bool:
+        """Put the file in place, whole or not at all, and read it back; durable after the store's next `settle`.
+
+        False when the right content was there already, and nothing changed. Raises as `SpecStore.write` does.
+        """
+        if self._file is None:
+            return False
+        with self._store._reporting(f"write {self.path.name}"):  # noqa: SLF001 - the two are one thing
+            try:
+                self._rename()
+            except FileNotFoundError:
+                # The directory was taken away, and with it what had been written.
+                self._file = self._store._temporary(self.path, self._data)  # noqa: SLF001
+                self._rename()
+            if not _holds(self.path, self._data):
+                raise HardwareError(f"{self.path} reads back different from what was written; look at the file system")
+        return True
+
+    def _rename(self) -> None:
+        assert self._file is not None
+        temporary, descriptor = self._file
+        self._file = None
+        try:
+            temporary.rename(self.path)
+        except BaseException:
+            _drop(temporary, descriptor)
+            raise
+        os.close(descriptor)
+
+    def discard(self) -> None:
+        """Leave the directory as it was, unless `put` came before; may be repeated."""
+        if self._file is not None:
+            _drop(*self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
 
 
 class SpecStore:
@@ -92,20 +145,26 @@ class SpecStore:
         Raises `InternalError` for a spec that our strict rules refuse, `ConflictError` when another file claims
         one of its names, `SettingsError` or `HardwareError` when the directory does not take the file.
         """
+        with self.stage(spec, transient_id) as staged:
+            if staged.put():
+                self.settle()
+        return staged.path
+
+    def stage(self, spec: Spec, transient_id: str) -> StagedSpec:
+        """The first, slow half of `write`: everything is judged and durable, but under a name that no runtime reads.
+
+        Raises as `write` does. Whoever gets it puts it in place or discards it.
+        """
         path = self.path(transient_id)
         data = self._encoded(spec)
         with self._reporting(f"write {path.name}"):
             self._refuse_conflicts(spec, path.name)
-            if not _holds(path, data):
-                try:
-                    self._replace(path, data)
-                except FileNotFoundError:
-                    # A reboot or an operator took the directory away (/run is a tmpfs).
-                    self._make_directory()
-                    self._replace(path, data)
-            if not _holds(path, data):
-                raise HardwareError(f"{path} reads back different from what was written; look at the file system")
-        return path
+            return StagedSpec(self, path, data, None if _holds(path, data) else self._temporary(path, data))
+
+    def settle(self) -> None:
+        """Make durable what was put in place: the directory's own entries. Raises `HardwareError`."""
+        with self._reporting("settle"):
+            self._sync_directory()
 
     def remove(self, transient_id: str) -> bool:
         """Remove the claim's file; True when there was one. Its absence is no error."""
@@ -218,7 +277,16 @@ class SpecStore:
         except OSError:
             return b""  # gone, or not for us to read: then a runtime says so, not we
 
-    def _replace(self, path: Path, data: bytes) -> None:
+    def _temporary(self, path: Path, data: bytes) -> tuple[Path, int]:
+        """A durable file with that content beside `path`, and its descriptor, whose lock says that we live."""
+        try:
+            return self._written(path, data)
+        except FileNotFoundError:
+            # A reboot or an operator took the directory away (/run is a tmpfs).
+            self._make_directory()
+            return self._written(path, data)
+
+    def _written(self, path: Path, data: bytes) -> tuple[Path, int]:
         temporary, descriptor = self._open_temporary(path)
         try:
             view = memoryview(data)
@@ -226,14 +294,10 @@ class SpecStore:
                 view = view[os.write(descriptor, view) :]
             os.fchmod(descriptor, 0o644)  # rootless runtimes read it too, whatever our umask
             os.fsync(descriptor)
-            temporary.rename(path)
         except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            _drop(temporary, descriptor)
             raise
-        finally:
-            os.close(descriptor)
-        self._sync_directory()
+        return temporary, descriptor
 
     def _open_temporary(self, path: Path) -> tuple[Path, int]:
         while True:
@@ -321,6 +385,13 @@ class SpecStore:
                     f"{text}; it has to be a directory that this process can write and the runtime reads"
                 ) from error
             raise HardwareError(f"{text}; look at the disk behind it") from error
+
+
+def _drop(temporary: Path, descriptor: int) -> None:
+    """Remove a file that nobody will put in place."""
+    with contextlib.suppress(OSError):
+        temporary.unlink()
+    os.close(descriptor)
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:

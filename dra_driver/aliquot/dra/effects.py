@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,10 +20,10 @@ import msgspec
 
 from aliquot.api.errors import AliquotError, HardwareError, InternalError, foreign
 from aliquot.api.grant import Grant
-from aliquot.cdi.driver_files import CardAddress, DriverFiles, Roots, discover
+from aliquot.cdi.driver_files import CardAddress, DriverFiles, Host, Roots, look
 from aliquot.cdi.edits import Limiter, merge, spec_for
 from aliquot.cdi.model import EMPTY_EDITS, ContainerEdits, Spec
-from aliquot.cdi.store import SpecStore
+from aliquot.cdi.store import SpecStore, StagedSpec
 from aliquot.dra.records import ClaimRecord, Held
 from aliquot.dra.settings import is_uid
 from aliquot.node.hook_files import InstalledHook
@@ -35,17 +36,20 @@ MAKE_STEPS: Final = ("sidecar", "regions", "spec", "verify")
 UNMAKE_STEPS: Final = ("remove spec", "remove regions", "remove sidecar")
 """Names passed to `steps`, each before what it names; tests end the process there."""
 
+_FRESH_S: Final = 0.5
+"""How old a look at the host may be; one is taken while the API server is asked, which may take long."""
 
-class _Look:
+
+class HostLook:
     """One look at the host, for everybody who came before it began."""
 
-    __slots__ = ("cards", "done", "found")
+    __slots__ = ("done", "found", "taken_s")
 
     def __init__(self) -> None:
-        self.cards: dict[str, CardAddress] = {}
         self.done = threading.Event()
-        self.found: DriverFiles | None = None
-        """None after `done`: something is missing; whoever needs it has to look alone, and is told."""
+        self.found: Host | None = None
+        """None after `done`: something is wrong; whoever needs it has to look alone, and is told."""
+        self.taken_s = 0.0
 
 
 class DriverSource:
@@ -63,32 +67,37 @@ class DriverSource:
         self._extra_edits = extra_edits
         self._lock = threading.Lock()
         self._looking = threading.Lock()
-        self._next: _Look | None = None
+        self._next: HostLook | None = None
 
-    def files(self, cards: Sequence[CardAddress]) -> DriverFiles:
-        """What containers with these cards need, as it is now. Raises `HardwareError` naming what is missing."""
+    def look(self) -> HostLook:
+        """Look at the host as it is after this call came; what is wrong is told by `files`."""
         with self._lock:
             first = self._next is None
-            look = self._next = self._next or _Look()
-            look.cards.update((card.uuid, card) for card in cards)
+            shared = self._next = self._next or HostLook()
         if first:
             with self._looking:
                 with self._lock:
                     self._next = None
                 try:
-                    look.found = self._look(list(look.cards.values()))
+                    shared.taken_s = time.monotonic()
+                    shared.found = look(self.roots)
                 except AliquotError:
-                    look.found = None
+                    shared.found = None
                 finally:
-                    look.done.set()
+                    shared.done.set()
         else:
-            look.done.wait()
-        # One missing card must not fail the claims of the others.
-        return look.found or self._look(cards)
+            shared.done.wait()
+        return shared
 
-    def _look(self, cards: Sequence[CardAddress]) -> DriverFiles:
-        return discover(
-            self.roots,
+    def files(self, cards: Sequence[CardAddress], seen: HostLook | None = None) -> DriverFiles:
+        """What containers with these cards need, as it is now. Raises `HardwareError` naming what is missing.
+
+        `seen`: a look of a moment ago; an older one does not count (an update may have begun since).
+        """
+        if seen is None or time.monotonic() - seen.taken_s > _FRESH_S:
+            seen = self.look()
+        host = seen.found or look(self.roots)
+        return host.files(
             cards,
             hook_library=str(self._hook.library),
             preload_file=str(self._hook.preload),
@@ -163,29 +172,41 @@ class Effects:
         self._card = card
         self._steps = steps
 
-    def draft(self, record: ClaimRecord) -> Spec:
-        """Look at the host and say what the CDI spec of a claim has to be; makes nothing.
+    def look(self) -> HostLook:
+        """Look at the host now, for a `draft` that comes in a moment."""
+        return self._driver.look()
 
-        Raises `HardwareError` for missing driver files or nodes, `SettingsError` for edits of the operator's.
+    def draft(self, uid: str, record: ClaimRecord, seen: HostLook | None = None) -> StagedSpec:
+        """Say what the CDI spec of a claim has to be, and write it where no runtime reads it; makes nothing else.
+
+        `seen` is a `look` begun after the call for the claim came. Whoever gets the draft hands it to `make` or
+        discards it. Raises `HardwareError` for missing driver files or nodes, `SettingsError` for a directory or
+        edits of the operator's, `ConflictError` for a CDI file of somebody else's.
         """
-        return _spec(record, self._driver.files([self._address(held) for held in record.results]))
+        files = self._driver.files([self._address(held) for held in record.results], seen)
+        return self.store.stage(_spec(record, files), uid)
 
-    def make(self, uid: str, record: ClaimRecord, spec: Spec | None = None) -> None:
-        """Make everything of a claim, or what is missing of it. `spec` is its fresh `draft`, made here if not given.
+    def make(self, uid: str, record: ClaimRecord, draft: StagedSpec | None = None) -> bool:
+        """Make everything of a claim, or what is missing of it; true: it is durable after the next `settle`.
 
-        Raises as `draft` does, `SettingsError` for a directory of the operator's, `ConflictError` for a CDI file of
-        somebody else's, `InternalError` for damage of our own files.
+        `draft` is its fresh draft, made here if not given. Raises as `draft` does, `InternalError` for damage of
+        our own files.
         """
-        spec = self.draft(record) if spec is None else spec
-        self._steps("sidecar")
-        self.sidecars.put(uid, record)
-        self._steps("regions")
-        for held in record.results:
-            self.regions.create(held.grant)
-        self._steps("spec")
-        self.store.write(spec, uid)
+        with self.draft(uid, record) if draft is None else draft as staged:
+            self._steps("sidecar")
+            self.sidecars.put(uid, record)
+            self._steps("regions")
+            for held in record.results:
+                self.regions.create(held.grant)
+            self._steps("spec")
+            changed = staged.put()
         self._steps("verify")
         self._verify(record)
+        return changed
+
+    def settle(self) -> None:
+        """Make durable what `make` put into the CDI directory. Raises `HardwareError`."""
+        self.store.settle()
 
     def unmake(self, uid: str) -> None:
         """Remove everything of a claim, whoever made it and however far that came."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NodePrepareResources and NodeUnprepareResources for one claim: the order of steps, and nothing else.
 
-Prepare: fetch the claim (nothing held meanwhile) → its turn → plan, together with the reservation in the checkpoint,
-the one short moment in which claims wait for each other → `started` durable → make → `completed` durable → answer.
+Prepare: fetch the claim (nothing held meanwhile, the host looked at beside it) → its turn → plan, together with the
+reservation in the checkpoint, the one short moment in which claims wait for each other → `started` durable (the spec
+drafted beside it) → make → `completed` durable → answer.
 Unprepare undoes in the opposite order and asks nobody. Both are continued or undone by the next call, wherever a kill
 cut them. Invariants: nothing is made before the checkpoint says so, and nothing is forgotten before it is unmade;
 what is answered is what the checkpoint says; a card is planned by one call at a time, across instances too.
@@ -14,7 +15,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,8 +23,9 @@ import msgspec
 
 from aliquot.api.errors import AliquotError, ClusterError
 from aliquot.api.log import get_logger
+from aliquot.cdi.store import StagedSpec
 from aliquot.dra.devices import Offer
-from aliquot.dra.effects import Effects, Steps
+from aliquot.dra.effects import Effects, HostLook, Steps
 from aliquot.dra.prepare import Action, Book, ClaimRef, HeldError, Plan, plan_prepare
 from aliquot.dra.records import ClaimRecord, Held, State, cards_in
 from aliquot.dra.turns import Gate, Turn, Turns
@@ -112,7 +114,8 @@ class Engine:
         self._steps = steps
         self._planning = threading.Lock()
         self._gate = Gate(_SIDE_BY_SIDE, _PATIENCE_S)
-        self._drafting = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="draft")
+        # A draft waits for its own look only, which was submitted before it: so the pool cannot come to a standstill.
+        self._beside = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="beside")
 
     # ---- the two calls
 
@@ -128,12 +131,14 @@ class Engine:
                 inside.enter_context(self._gate.enter())
             for _ in range(_ROUNDS):
                 undone = turn.undone
+                # The host is looked at while the API server thinks; that makes nothing.
+                seen = self._beside.submit(self.effects.look)
                 with self._timed("get", took):
                     claim = self._fetch(ref, caller)
                 with self._in_turn(turn, ref.uid, caller, took):
                     if turn.undone != undone:
                         continue  # what was fetched may be older than the undoing
-                    record = self._prepare(ref, claim, caller, took)
+                    record = self._prepare(ref, claim, caller, took, seen)
                 self._steps("answer")
                 return tuple(_prepared(held) for held in record.results)
         raise ClusterError(f"{ref} was unprepared again and again while it was being prepared; kubelet retries")
@@ -200,7 +205,9 @@ class Engine:
             took[part] = took.get(part, 0.0) + seconds
             self._observe(part, seconds)
 
-    def _prepare(self, ref: ClaimRef, claim: ResourceClaim, caller: Caller, took: dict[str, float]) -> ClaimRecord:
+    def _prepare(
+        self, ref: ClaimRef, claim: ResourceClaim, caller: Caller, took: dict[str, float], seen: Future[HostLook]
+    ) -> ClaimRecord:
         """With the claim's turn held: plan, make, remember."""
         if not caller.waits():
             raise ClusterError(f"{ref}: kubelet stopped waiting before anything was made; it retries")
@@ -211,7 +218,7 @@ class Engine:
         if not record.results:
             return record
         with self._timed("disk", took):
-            completed = self._carry_out(ref.uid, plan, reservation)
+            completed = self._carry_out(ref.uid, plan, reservation, seen)
         log.info(
             "claim prepared",
             claim_uid=ref.uid,
@@ -222,25 +229,39 @@ class Engine:
         )
         return completed
 
-    def _carry_out(self, uid: str, plan: Plan, reservation: Ticket | None) -> ClaimRecord:
+    def _carry_out(self, uid: str, plan: Plan, reservation: Ticket | None, seen: Future[HostLook]) -> ClaimRecord:
         """Make what the record says, and remember that it is made."""
         record = plan.record
-        spec = None
-        if reservation is not None:
-            # Looking at the host takes about as long as the disk; nothing is made by it.
-            draft = self._drafting.submit(self.effects.draft, record)
-            self._steps("write started")
-            reservation.wait()
-            spec = draft.result()
-        self._steps("make")
-        self.effects.make(uid, record, spec)
+        with self._drafted(uid, record, reservation, seen) as draft:
+            self._steps("make")
+            changed = self.effects.make(uid, record, draft)
         if plan.action in (Action.REDO, Action.ADOPT):
             self.effects.drop_strays(uid, record)
+        # Neither needs the other: after a loss of power a completed claim without a spec is made again.
+        settled = self._beside.submit(self.effects.settle) if changed else None
         completed = msgspec.structs.replace(record, state=State.COMPLETED, boot_id=self._boot_id)
         if completed != record:
             self._steps("write completed")
             self.checkpoint.put(uid, completed)
+        if settled is not None:
+            settled.result()
         return completed
+
+    @contextlib.contextmanager
+    def _drafted(
+        self, uid: str, record: ClaimRecord, reservation: Ticket | None, seen: Future[HostLook]
+    ) -> Iterator[StagedSpec | None]:
+        """The reservation durable, and meanwhile the spec drafted: that takes as long, and no runtime sees it."""
+        if reservation is None:
+            yield None
+            return
+        drafting = self._beside.submit(lambda: self.effects.draft(uid, record, seen.result()))
+        try:
+            self._steps("write started")
+            reservation.wait()
+            yield drafting.result()
+        finally:
+            drafting.add_done_callback(_discard)
 
     def _plan(self, ref: ClaimRef, claim: ResourceClaim) -> tuple[Plan, Ticket | None]:
         """Plan and reserve; where a dead claim stands in the way it is given up first, once."""
@@ -271,6 +292,12 @@ class Engine:
 
 class ClaimGoneError(ClusterError):
     """There is no claim of that name."""
+
+
+def _discard(drafting: Future[StagedSpec]) -> None:
+    """Leave nothing of a draft that was not put in place."""
+    if not drafting.cancelled() and drafting.exception() is None:
+        drafting.result().discard()
 
 
 def _prepared(held: Held) -> Prepared:

@@ -106,6 +106,7 @@ class Rebuild:
                     record = self._engine.checkpoint.get(uid)
                     if record is not None and record.results and not record.pieced_together:
                         self._engine.effects.make(uid, record)
+                        self._engine.effects.settle()
             except AliquotError as err:
                 if uid not in self._told:
                     self._told.add(uid)
