@@ -35,6 +35,7 @@ from aliquot.api.grpc.kubelet.pluginregistration.v1 import api_pb2_grpc as regis
 from aliquot.dra.cards import View
 from aliquot.dra.driver import Driver
 from aliquot.dra.settings import Settings, read_settings
+from aliquot.node.checkpoint import look
 from aliquot.node.inventory import Card, Inventory
 
 ROOT = Path(__file__).parents[2]
@@ -115,11 +116,8 @@ class NodeFolders:
         return read_settings(self.arguments(*more), {})
 
     def checkpoint(self) -> dict[str, Any]:
-        """Claim UID → record, as the file says; a kill before its last rename leaves the one before."""
-        for name in ("checkpoint.json", "checkpoint.json.previous"):
-            with contextlib.suppress(FileNotFoundError):
-                return json.loads(json.loads((self.state / name).read_bytes())["payload"])["claims"]
-        return {}
+        """Claim UID → record, as the files say."""
+        return {uid: json.loads(raw) for uid, raw in look(self.state / "checkpoint.json").claims.items()}
 
     def artefacts(self, uid: str) -> list[str]:
         """Everything on the node that is the claim's, checkpoint aside."""

@@ -13,7 +13,7 @@ from aliquot.e2e import cards, install
 from aliquot.e2e.api import eventually
 from aliquot.e2e.local.cluster import LocalCluster, LocalOptions
 from aliquot.e2e.objects import claim_template, from_template, pod, share
-from aliquot.node.checkpoint import STEPS as CHECKPOINT_STEPS
+from aliquot.node.checkpoint import APPEND_STEPS as CHECKPOINT_STEPS
 
 pytestmark = [
     pytest.mark.cluster,

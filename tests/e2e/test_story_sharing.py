@@ -10,6 +10,7 @@ from aliquot.e2e import install
 from aliquot.e2e.api import RESOURCE_API, eventually, load_manifests
 from aliquot.e2e.objects import claim, claim_template, container, from_template, is_card, named, pod, share
 from aliquot.e2e.stage import GIB
+from aliquot.node.checkpoint import look
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -79,8 +80,7 @@ def traces(local, node, given):
     found = []
     for folder in ("/run/aliquot/grants", "/run/aliquot/usage", "/var/run/cdi"):
         found += [str(p) for p in at.path(folder).glob("*") if given.claim_uid in p.name]
-    checkpoint = at.path("/var/lib/aliquot/checkpoint.json")
-    if checkpoint.exists() and given.claim_uid in checkpoint.read_text():
+    if given.claim_uid in look(at.path("/var/lib/aliquot/checkpoint.json")).claims:
         found.append("checkpoint")
     return found
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by tests in a process of its own: changes a checkpoint and ends, SIGKILLed, before the step it is told.
 
-Arguments: file, JSON list of [uid, record or null], step, how many times that step is let pass. Prints a line for
-each change that became durable.
+Arguments: file, JSON list of [uid, record or null], step, how many times that step is let pass, limit of the journal.
+Prints a line for each change that became durable.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ def steps(step: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-checkpoint = Checkpoint(path, dict, boot_id="b", steps=steps)
+checkpoint = Checkpoint(path, dict, boot_id="b", steps=steps, journal_limit=int(sys.argv[5]))
 for uid, record in changes:
     if record is None:
         checkpoint.delete(uid)
     else:
         checkpoint.put(uid, record)
     print(json.dumps([uid, record]), flush=True)  # noqa: T201
+checkpoint.close()

@@ -34,7 +34,7 @@ from aliquot.dra.sockets import socket_paths
 from aliquot.kube import paths
 from aliquot.kube.client import Kube
 from aliquot.kube.objects import Node, ServerVersion
-from aliquot.node.checkpoint_format import decode
+from aliquot.node.checkpoint import look
 from aliquot.node.inventory import Inventory, read_inventory
 from aliquot.node.nvml import Nvml
 
@@ -227,7 +227,7 @@ def _directories(settings: Settings) -> Iterator[Line]:
         yield _tried(
             "directory",
             "checkpoint",
-            lambda: f"{len(decode(checkpoint.read_bytes(), where=str(checkpoint)).claims)} claims are held",
+            lambda: f"{len(look(checkpoint).claims)} claims are held",
             "start the driver: it keeps the damaged file aside and recovers what lies on the node",
         )
 

@@ -186,18 +186,18 @@ class Effects:
         files = self._driver.files([self._address(held) for held in record.results], seen)
         return self.store.stage(_spec(record, files), uid)
 
-    def make(self, uid: str, record: ClaimRecord, draft: StagedSpec | None = None) -> bool:
+    def make(self, uid: str, record: ClaimRecord, draft: Callable[[], StagedSpec] | None = None) -> bool:
         """Make everything of a claim, or what is missing of it; true: it is durable after the next `settle`.
 
-        `draft` is its fresh draft, made here if not given. Raises as `draft` does, `InternalError` for damage of
-        our own files.
+        `draft` gives its fresh draft, when that is needed; it is made here if not given. Raises as `draft` does,
+        `InternalError` for damage of our own files.
         """
-        with self.draft(uid, record) if draft is None else draft as staged:
-            self._steps("sidecar")
-            self.sidecars.put(uid, record)
-            self._steps("regions")
-            for held in record.results:
-                self.regions.create(held.grant)
+        self._steps("sidecar")
+        self.sidecars.put(uid, record)
+        self._steps("regions")
+        for held in record.results:
+            self.regions.create(held.grant)
+        with self.draft(uid, record) if draft is None else draft() as staged:
             self._steps("spec")
             changed = staged.put()
         self._steps("verify")

@@ -250,8 +250,8 @@ class Engine:
     @contextlib.contextmanager
     def _drafted(
         self, uid: str, record: ClaimRecord, reservation: Ticket | None, seen: Future[HostLook]
-    ) -> Iterator[StagedSpec | None]:
-        """The reservation durable, and meanwhile the spec drafted: that takes as long, and no runtime sees it."""
+    ) -> Iterator[Callable[[], StagedSpec] | None]:
+        """The reservation durable, and meanwhile the spec being drafted: that takes longer, and no runtime sees it."""
         if reservation is None:
             yield None
             return
@@ -259,7 +259,7 @@ class Engine:
         try:
             self._steps("write started")
             reservation.wait()
-            yield drafting.result()
+            yield drafting.result
         finally:
             drafting.add_done_callback(_discard)
 

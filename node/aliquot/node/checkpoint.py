@@ -4,9 +4,9 @@
 It never interprets a record and never decides who may hold what. Several threads and, during a rolling update,
 two processes use it at once.
 
-Writing. The whole file is written anew (`checkpoint_file`). Callers share the cost: whoever finds nobody writing
-writes everything staged so far, and what arrives meanwhile goes into the next write (group commit), so forty
-callers need two writes, not forty.
+Writing. A line is appended to the journal, now and then the whole file written anew (`checkpoint_file`). Callers share
+the cost: whoever finds nobody writing writes everything staged so far, and what arrives meanwhile goes into the next
+write (group commit), so forty callers need two writes, not forty.
 
 Reading. At start, and whenever another process has written. `recovery` says when the start was not a clean one, so
 that the caller rebuilds from elsewhere what may be missing. Once running, memory is trusted more than a file that
@@ -28,16 +28,28 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from aliquot.api.errors import HardwareError, InternalError, foreign
+from aliquot.api.errors import AliquotError, HardwareError, InternalError, foreign
 from aliquot.api.log import get_logger
-from aliquot.node.checkpoint_file import STEPS, CheckpointFile, Recovery, Source
+from aliquot.node.checkpoint_file import APPEND_STEPS, STEPS, WHOLE_STEPS, CheckpointFile, Recovery, Source, look
 from aliquot.node.checkpoint_format import Content, Raw, encode, merged, unknown
+from aliquot.node.checkpoint_journal import LIMIT as JOURNAL_LIMIT
 
 _log = get_logger(__name__)
 
 R = TypeVar("R")
 
-__all__ = ["STEPS", "Checkpoint", "DamagedRecord", "Recovery", "Source", "Ticket", "read_boot_id"]
+__all__ = [
+    "APPEND_STEPS",
+    "STEPS",
+    "WHOLE_STEPS",
+    "Checkpoint",
+    "DamagedRecord",
+    "Recovery",
+    "Source",
+    "Ticket",
+    "look",
+    "read_boot_id",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,8 @@ class Checkpoint(Generic[R]):
     """The durable map. `record_type` is what records are read as: a msgspec struct, or `dict` for plain data.
 
     Opening reads the file. `boot_id` is the current boot's; `now` gives seconds since the epoch (names of files
-    moved aside); `steps` is called with each of `STEPS`; `observe` gets the seconds each durable write took.
+    moved aside); `steps` is called with each of `STEPS`; `observe` gets the seconds each durable write took;
+    `journal_limit` is how many bytes of changes stand beside the file (0: it is written whole each time).
 
     Raises `NewerCheckpointError`, `SettingsError` (unreadable folder), `ConflictError` (locked for too long).
     """
@@ -92,9 +105,12 @@ class Checkpoint(Generic[R]):
         steps: Callable[[str], None] = lambda _step: None,
         observe: Callable[[float], None] = lambda _seconds: None,
         lock_timeout_s: float = 10.0,
+        journal_limit: int = JOURNAL_LIMIT,
     ) -> None:
         self.path = path
-        self._file = CheckpointFile(path, now=now, steps=steps, lock_timeout_s=lock_timeout_s)
+        self._file = CheckpointFile(
+            path, now=now, steps=steps, lock_timeout_s=lock_timeout_s, journal_limit=journal_limit
+        )
         self._record_type = record_type
         self._boot_id = boot_id
         self._observe = observe
@@ -230,8 +246,22 @@ class Checkpoint(Generic[R]):
                     self._file.unlock()
 
     def close(self) -> None:
-        """Let go of the lock file; nothing may be called afterwards. What was staged and not waited for is lost."""
-        self._file.close()
+        """Write the file whole and let go of it; nothing may be called afterwards.
+
+        What was staged and not waited for is lost. That the disk refuses, or another process is just writing, loses
+        nothing: the journal is read by the next.
+        """
+        try:
+            if not self._file.settled:
+                self._file.lock(0.0)
+                try:
+                    self._file.write_whole(encode(self._file.read_again(self._content.sequence) or self._content))
+                finally:
+                    self._file.unlock()
+        except (AliquotError, OSError) as error:
+            _log.info("checkpoint left with its journal", path=str(self.path), reason=foreign(error))
+        finally:
+            self._file.close()
 
     # ---- group commit
 
@@ -255,7 +285,7 @@ class Checkpoint(Generic[R]):
                     batch = list(self._staged)
                     content = self._next_content(batch)
                 started = time.perf_counter()
-                self._file.write(encode(content))
+                self._file.write(content, [ticket.uid for ticket in batch if ticket.uid is not None])
                 took = time.perf_counter() - started
                 with self._state:  # before anybody else may write, or their content would be taken back here
                     self._content = content

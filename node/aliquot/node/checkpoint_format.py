@@ -8,6 +8,10 @@ or fewer fields reads the same bytes (dra.md 4.7, REQ-5). The payload is
 
     {"sequence": 7, "bootID": "…", "claims": {"<claim uid>": <record>, …}}
 
+The journal beside the file holds one such envelope a line, without line breaks inside; the payload's `claims` are then
+only those that changed, null where one is gone, and its sequence is the one before plus one. Lines up to the file's own
+sequence say nothing new.
+
 Guarded invariant: nothing that another release wrote is lost by reading and writing: fields we do not know, in
 envelope, payload and records, are carried along. What cannot be carried (a newer major version) is refused.
 """
@@ -15,6 +19,7 @@ envelope, payload and records, are carried along. What cannot be carried (a newe
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -64,21 +69,14 @@ class Content:
 
 def encode(content: Content) -> bytes:
     """The file's bytes, ending in a newline."""
-    payload = _dumps(
-        {
-            _SEQUENCE: content.sequence,
-            _BOOT: content.boot_id,
-            _CLAIMS: {uid: msgspec.Raw(raw) for uid, raw in content.claims.items()},
-            **{key: msgspec.Raw(raw) for key, raw in content.other_payload.items()},
-        }
-    )
-    envelope = {
-        "version": f"{MAJOR}.{MINOR}",
-        "checksum": _checksum(payload),
-        "payload": payload.decode(),
-        **{key: msgspec.Raw(raw) for key, raw in content.other_envelope.items()},
-    }
-    return _dumps(envelope) + b"\n"
+    claims: dict[str, msgspec.Raw] = {uid: msgspec.Raw(raw) for uid, raw in content.claims.items()}
+    return _sealed(content, claims, content.other_payload, content.other_envelope)
+
+
+def encode_change(content: Content, uids: Iterable[str]) -> bytes:
+    """The journal's line that leads to `content`, where only the records of `uids` (and the boot id) are new."""
+    claims = {uid: msgspec.Raw(content.claims.get(uid, b"null")) for uid in uids}
+    return _sealed(content, claims, {}, {})
 
 
 def decode(data: bytes, *, where: str) -> Content:
@@ -87,6 +85,58 @@ def decode(data: bytes, *, where: str) -> Content:
     Raises `NewerCheckpointError` for a newer major version (judged first, whatever else is in the file) and
     `DamagedCheckpointError` for anything else that is not a whole checkpoint.
     """
+    return _opened(data, where)
+
+
+def replay(content: Content, lines: bytes, *, where: str) -> tuple[Content, str]:
+    """`content` with the journal's lines applied, and what is wrong with them ("": nothing; they are all there).
+
+    Stops at the first line that is damaged; goes on over a gap, for what was said later still counts. Raises
+    `NewerCheckpointError`.
+    """
+    reason = ""
+    whole, _, cut = lines.rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if whole else (), 1):
+        try:
+            change = _opened(line, f"{where}, line {number}")
+        except DamagedCheckpointError as e:
+            return content, str(e)
+        if change.sequence <= content.sequence:
+            continue
+        if change.sequence != content.sequence + 1:
+            reason = reason or f"{where}: changes {content.sequence + 1} to {change.sequence - 1} are missing"
+        claims = content.claims | change.claims
+        content = Content(
+            sequence=change.sequence,
+            boot_id=change.boot_id,
+            claims={uid: raw for uid, raw in claims.items() if raw != b"null"},
+            other_payload=content.other_payload | change.other_payload,
+            other_envelope=content.other_envelope | change.other_envelope,
+        )
+    return content, reason or (f"{where} ends in the middle of a line" if cut else "")
+
+
+def _sealed(
+    content: Content, claims: dict[str, msgspec.Raw], other_payload: dict[str, Raw], other_envelope: dict[str, Raw]
+) -> bytes:
+    payload = _dumps(
+        {
+            _SEQUENCE: content.sequence,
+            _BOOT: content.boot_id,
+            _CLAIMS: claims,
+            **{key: msgspec.Raw(raw) for key, raw in other_payload.items()},
+        }
+    )
+    envelope = {
+        "version": f"{MAJOR}.{MINOR}",
+        "checksum": _checksum(payload),
+        "payload": payload.decode(),
+        **{key: msgspec.Raw(raw) for key, raw in other_envelope.items()},
+    }
+    return _dumps(envelope) + b"\n"
+
+
+def _opened(data: bytes, where: str) -> Content:
     try:
         envelope = _loads(data)
         version = msgspec.json.decode(envelope["version"], type=str)
