@@ -22,6 +22,8 @@ from aliquot.e2e.toolchain import cache_root
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _PREFIX: Final = "aliquot-"
+_CONTAINERS: Final = "k8s.io"
+"""The group in which containerd puts what kubelet names no group for; shared by all clusters, and never removed."""
 _CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "pids")
 
 
@@ -61,7 +63,25 @@ def start_run() -> Run:
         (parent / f"{_PREFIX}{name}").mkdir()
     if (_CGROUPS / "cgroup.controllers").exists():
         _hand_down_controllers(_CGROUPS / f"{_PREFIX}{name}")
+    _weigh_pods()
     return Run(name, directory, lock)
+
+
+def _weigh_pods() -> None:
+    """All containers together weigh what the machine's cores do, as kubelet sees to where it makes a group for pods.
+
+    Here it makes none (`cgroupsPerQOS: false`), so containerd's own group has to: without, a driver in a container
+    got a tenth of what any daemon beside it gets.
+    """
+    cores = os.cpu_count() or 1
+    for group, file, weight in (
+        (_CGROUPS / "cpu" / _CONTAINERS, "cpu.shares", 1024 * cores),
+        (_CGROUPS / _CONTAINERS, "cpu.weight", min(100 * cores, 10_000)),
+    ):
+        if (group.parent / "cgroup.procs").exists():
+            group.mkdir(exist_ok=True)
+            if (group / file).exists():
+                (group / file).write_text(str(weight))
 
 
 def sweep() -> list[str]:
