@@ -155,7 +155,7 @@ struct aq_usage_bucket {
 	uint64_t busy_ns; /* device time ever charged */
 	uint64_t waiters; /* futex word and count, advisory */
 	uint64_t last_launch_ns; /* CLOCK_MONOTONIC_COARSE of the latest launch: is the share busy? */
-	uint64_t done_ns; /* what `busy_ns` was when the latest launch was made that is known to be done */
+	uint64_t done_ns; /* device time ever charged for work that is known to be done */
 	uint64_t reserved[10];
 };
 

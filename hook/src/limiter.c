@@ -23,12 +23,18 @@
 #define PORTION_NS 100000u
 #define FIRST_NS \
 	20000000u /* how long the second launch of a kind waits to hear how long the first one took */
-#define POLL_NS       50000u
-#define POLL_MOST     1000000u
-#define MOST_NS       1000000000u
-#define NODE_NS       3000000000u /* a node daemon that was not heard of for so long is gone */
-#define MOST_RATIO    8u /* more than this is no matter of others' turns */
-#define MOST_RATED_NS (1ull << 40) /* no launch pays for so much, and the product cannot overflow */
+#define POLL_NS          50000u
+#define POLL_MOST        1000000u
+#define MOST_NS          1000000000u
+#define UNSURE           8u /* measurements, and the length of a kind is known as well as it will be */
+#define UNSURE_LOOK_NS   3000000u /* until then the next one is looked for while waiting */
+#define UNSURE_DEBT_NS   14000000u
+#define DEFERRED_MOST_NS 30000000 /* 3 points of a second */
+#define KNOWN            4u /* times more or less, and nothing was known of it */
+#define DEFERRED_PART    8u
+#define NODE_NS          3000000000u /* a node daemon that was not heard of for so long is gone */
+#define MOST_RATIO       8u /* more than this is no matter of others' turns */
+#define MOST_RATED_NS    (1ull << 40) /* no launch pays for so much, and the product cannot overflow */
 
 struct aq_gate aq_gate;
 static const uint64_t nothing[4];
@@ -114,36 +120,45 @@ static void note(struct aq_share *share, uint64_t amount, uint64_t now)
 		__atomic_fetch_add(&slot->device_ns, amount, __ATOMIC_RELAXED);
 }
 
-/* What is paid for `amount`. While others have turns on the card, their time stands in what was measured; by
- * how much the node has seen, which knows from NVML what the share really had. */
-static uint64_t rated(const struct aq_share *share, uint64_t amount, uint64_t now)
+/* Device time that the node saw in NVML for each that was charged lately, times AQ_RATIO_ONE: while others
+ * have turns on the card, their time stands in what is measured. 0: not known. */
+static uint64_t ratio_of(const struct aq_share *share, uint64_t now)
 {
-	if (share->grant == NULL || amount > MOST_RATED_NS)
-		return amount;
+	if (share->grant == NULL)
+		return 0;
 	uint64_t ratio = __atomic_load_n(&share->grant->hints.ratio, __ATOMIC_RELAXED);
 	uint64_t heard = __atomic_load_n(&share->grant->hints.heartbeat_ns, __ATOMIC_RELAXED);
 	if (ratio == 0 || now - heard >= NODE_NS)
-		return amount;
+		return 0;
 	if (ratio < AQ_RATIO_ONE / MOST_RATIO)
-		ratio = AQ_RATIO_ONE / MOST_RATIO;
-	if (ratio > AQ_RATIO_ONE * MOST_RATIO)
-		ratio = AQ_RATIO_ONE * MOST_RATIO;
-	return amount * ratio / AQ_RATIO_ONE;
+		return AQ_RATIO_ONE / MOST_RATIO;
+	return ratio < AQ_RATIO_ONE * MOST_RATIO ? ratio : AQ_RATIO_ONE * MOST_RATIO;
+}
+
+/* What is paid for a launch that is charged `amount`, of a kind that was charged `lately`. */
+static uint64_t cost(const struct aq_share *share, uint64_t amount, uint64_t lately, uint64_t now)
+{
+	uint64_t ratio = ratio_of(share, now);
+	if (ratio == 0 || lately > MOST_RATED_NS)
+		return amount;
+	return lately * ratio / AQ_RATIO_ONE;
 }
 
 /* From whichever share of the card has something. False: none; `wait` is how long the first will take. */
-static bool pay(unsigned number, uint64_t amount, uint64_t now, uint64_t *wait)
+static bool pay(unsigned number, struct aq_launch *launch, uint64_t portion, uint64_t now, uint64_t *wait)
 {
 	const struct aq_card *card = &aq_cards[number];
+	uint64_t amount = launch->charged_ns + portion;
+	uint64_t lately = aq_key_lately(launch->known, launch->charged_ns);
 	*wait = MOST_NS;
 	for (uint32_t i = 0; i < card->share_count; i++) {
 		struct aq_share *share = &aq_shares[card->share[i]];
 		uint32_t percent = __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
-		uint64_t own;
-		if (share_bursts(share, now) || percent == 0 ||
-		    aq_bucket_take(&share->account.file->bucket, percent, rated(share, amount, now), now,
-				   &own)) {
+		bool free = share_bursts(share, now) || percent == 0;
+		uint64_t price = cost(share, amount, lately + portion, now), own;
+		if (free || aq_bucket_take(&share->account.file->bucket, percent, price, now, &own)) {
 			note(share, amount, now);
+			launch->cost_ns = free ? AQ_FREE : cost(share, launch->charged_ns, lately, now);
 			return true;
 		}
 		*wait = own < *wait ? own : *wait;
@@ -151,30 +166,55 @@ static bool pay(unsigned number, uint64_t amount, uint64_t now, uint64_t *wait)
 	return false;
 }
 
+static struct aq_share *first_share(unsigned number)
+{
+	return &aq_shares[aq_cards[number].share[0]];
+}
+
 static struct aq_usage_bucket *bucket_of(unsigned number)
 {
-	return &aq_shares[aq_cards[number].share[0]].account.file->bucket;
+	return &first_share(number)->account.file->bucket;
 }
 
+/* Takes `amount` whatever there is, or gives it back when negative. */
 static void correct(unsigned number, int64_t amount, uint64_t now)
 {
-	struct aq_share *share = &aq_shares[aq_cards[number].share[0]];
+	struct aq_share *share = first_share(number);
 	uint32_t percent = __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
-	if (percent && !share_bursts(share, now)) {
-		uint64_t size = rated(share, amount < 0 ? 0 - (uint64_t)amount : (uint64_t)amount, now);
-		aq_bucket_correct(&share->account.file->bucket, percent,
-				  amount < 0 ? -(int64_t)size : (int64_t)size, now);
-	}
-	__atomic_fetch_add(&bucket_of(number)->busy_ns, (uint64_t)amount, __ATOMIC_RELAXED);
+	if (percent && amount && !share_bursts(share, now))
+		aq_bucket_correct(&share->account.file->bucket, percent, amount, now);
 }
 
-void aq_limiter_settle(unsigned card, uint64_t charged, uint64_t took, uint64_t paid)
+/* What was charged for all that is done with this launch: itself, and what was launched since the one that
+ * was measured before it, which is taken to have been misjudged as much as it was, if it was known at all. */
+static uint64_t done_with(struct aq_limited_card *card, const struct aq_settlement *settlement)
 {
-	uint64_t *done = &bucket_of(card)->done_ns;
-	if ((int64_t)(paid - __atomic_load_n(done, __ATOMIC_RELAXED)) > 0)
-		__atomic_store_n(done, paid, __ATOMIC_RELAXED);
-	if (charged != took && !card_open(card))
-		correct(card, (int64_t)(took - charged), aq_now_ns());
+	uint64_t charged = settlement->charged_ns, took = settlement->took_ns;
+	uint64_t before = __atomic_load_n(&card->done_ns, __ATOMIC_RELAXED);
+	int64_t since = (int64_t)(settlement->upto_ns - before);
+	if (since <= 0)
+		return 0;
+	__atomic_store_n(&card->done_ns, settlement->upto_ns, __ATOMIC_RELAXED);
+	uint64_t others = (uint64_t)since > charged ? (uint64_t)since - charged : 0;
+	if (charged > 0 && took / KNOWN < charged && charged / KNOWN < took)
+		others = (uint64_t)((double)others * (double)took / (double)charged);
+	return others + took;
+}
+
+void aq_limiter_settle(struct aq_limiter *limiter, unsigned number, const struct aq_settlement *settlement,
+		       uint64_t now)
+{
+	struct aq_usage_bucket *bucket = bucket_of(number);
+	uint64_t done = done_with(&limiter->card[number], settlement);
+	__atomic_fetch_add(&bucket->done_ns, done, __ATOMIC_RELAXED);
+	if (card_open(number))
+		return;
+	__atomic_fetch_add(&bucket->busy_ns, settlement->took_ns - settlement->charged_ns, __ATOMIC_RELAXED);
+	if (settlement->cost_ns != AQ_FREE)
+		correct(number,
+			(int64_t)(cost(first_share(number), settlement->took_ns, settlement->lately_ns, now) -
+				  settlement->cost_ns),
+			now);
 }
 
 /* ---- one launch -------------------------------------------------------------------------------- */
@@ -237,16 +277,59 @@ static bool spend(struct aq_limited_card *card, uint64_t amount)
 	return false;
 }
 
+/* The first launches of a kind on a card that others use look longer than they are, and the node has not said
+ * yet by how much. */
+static bool unsure(unsigned number, const struct aq_launch *launch, uint64_t now)
+{
+	return launch->known->measured < UNSURE && aq_cards[number].share_count == 1 &&
+	       ratio_of(first_share(number), now) == 0;
+}
+
+/* How long a launch waits at a time that had to wait since `start`, and is to wait for `wait` more. Nobody
+ * waits for long on account of a length that may be twice the true one: the rest of such a debt is paid
+ * later, in parts. */
+static uint64_t pause_of(struct aq_limited_card *card, unsigned number, const struct aq_launch *launch,
+			 uint64_t start, uint64_t now, uint64_t wait)
+{
+	if (!unsure(number, launch, now))
+		return wait < AQ_LOOK_NS ? wait : AQ_LOOK_NS;
+	uint64_t percent = __atomic_load_n(&first_share(number)->core_percent, __ATOMIC_RELAXED);
+	uint64_t patience = percent ? UNSURE_DEBT_NS * 100 / percent : 0, waited = now - start;
+	if (waited < patience) {
+		uint64_t most = patience - waited < UNSURE_LOOK_NS ? patience - waited : UNSURE_LOOK_NS;
+		return wait < most ? wait : most;
+	}
+	int64_t debt = (int64_t)(wait < MOST_NS ? wait * percent / 100 : MOST_NS);
+	if (__atomic_load_n(&card->deferred_ns, __ATOMIC_RELAXED) + debt > DEFERRED_MOST_NS)
+		return wait < AQ_LOOK_NS ? wait : AQ_LOOK_NS;
+	__atomic_fetch_add(&card->deferred_ns, debt, __ATOMIC_RELAXED);
+	correct(number, -debt, now);
+	return 0;
+}
+
+/* A part of what was deferred, with a launch that pays `cost`. */
+static void pay_deferred(struct aq_limited_card *card, unsigned number, const struct aq_launch *launch,
+			 uint64_t now)
+{
+	int64_t owed = __atomic_load_n(&card->deferred_ns, __ATOMIC_RELAXED);
+	if (owed <= 0 || launch->cost_ns == AQ_FREE || unsure(number, launch, now))
+		return;
+	int64_t part = (int64_t)(launch->cost_ns / DEFERRED_PART) + 1;
+	part = part < owed ? part : owed;
+	__atomic_fetch_sub(&card->deferred_ns, part, __ATOMIC_RELAXED);
+	correct(number, part, now);
+}
+
 /* False: the launch goes on without being charged (the limit is gone, or it only goes into a graph). */
-static bool wait_and_pay(struct aq_limiter *limiter, unsigned number, const struct aq_launch *launch)
+static bool wait_and_pay(struct aq_limiter *limiter, unsigned number, struct aq_launch *launch)
 {
 	struct aq_limited_card *card = &limiter->card[number];
 	uint64_t portion = launch->charged_ns < SMALL_NS ? PORTION_NS : 0;
 	uint64_t now = aq_now_ns(), start = now, wait;
-	for (bool first = true; !pay(number, launch->charged_ns + portion, now, &wait); first = false) {
+	for (bool first = true; !pay(number, launch, portion, now, &wait); first = false) {
 		if (first && aq_stream_captures(launch->stream))
 			return false;
-		aq_sleep_until(now + (wait < AQ_LOOK_NS ? wait : AQ_LOOK_NS));
+		aq_sleep_until(now + pause_of(card, number, launch, start, now, wait));
 		aq_samples_collect(limiter);
 		if (card_open(number))
 			return false;
@@ -256,11 +339,14 @@ static bool wait_and_pay(struct aq_limiter *limiter, unsigned number, const stru
 		 * others are quicker every time. */
 		uint64_t last = __atomic_load_n(&card->taken_at_ns, __ATOMIC_RELAXED);
 		if (now - start > AQ_BUCKET_WAIT_NS && (last > now || now - last > AQ_BUCKET_WAIT_NS)) {
-			correct(number, (int64_t)(launch->charged_ns + portion), now);
+			note(first_share(number), launch->charged_ns + portion, now);
+			correct(number, (int64_t)(launch->cost_ns + portion), now);
 			break;
 		}
 	}
+	pay_deferred(card, number, launch, now);
 	__atomic_store_n(&card->taken_at_ns, now, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&card->charged_ns, launch->charged_ns + portion, __ATOMIC_RELAXED);
 	if (portion)
 		__atomic_fetch_add(&card->credit_ns, (int64_t)portion, __ATOMIC_RELAXED);
 	return true;
@@ -282,13 +368,15 @@ static void admit(struct aq_limiter *limiter, unsigned number, struct aq_launch 
 	launch->known = entry;
 	launch->charged_ns = entry->measured ? aq_key_charge(&limiter->keys, entry)
 					     : first_of_a_kind(limiter, entry, launch->stream);
+	launch->cost_ns = cost(first_share(number), launch->charged_ns,
+			       aq_key_lately(entry, launch->charged_ns), aq_now_ns());
 	if (!spend(card, launch->charged_ns) && !wait_and_pay(limiter, number, launch))
 		return;
 	launch->card = card;
 	if (measure) {
-		launch->paid_ns = __atomic_load_n(&bucket_of(number)->busy_ns, __ATOMIC_RELAXED);
+		launch->upto_ns = __atomic_load_n(&card->charged_ns, __ATOMIC_RELAXED);
 		launch->sample = aq_sample_begin(limiter, launch, number);
-		aq_key_rest(entry);
+		aq_key_rest(entry, aq_samples_running(limiter->samples));
 		count(number, entry->quick + 1ull);
 	}
 }

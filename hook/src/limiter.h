@@ -24,7 +24,10 @@ struct aq_sample;
 struct aq_limited_card {
 	int64_t credit_ns; /* device time taken from the bucket and not yet spent */
 	uint64_t taken_at_ns; /* when a launch of this process last went through the bucket */
-	uint64_t reserved[6];
+	int64_t deferred_ns; /* debt of launches whose length was not certain, still to be paid */
+	uint64_t charged_ns; /* to this process, before anything was put right */
+	uint64_t done_ns; /* how much of that was for launches that are done */
+	uint64_t reserved[3];
 };
 
 /* What the limiter knows in this process; in pages of its own, made with the first limited launch. */
@@ -33,6 +36,9 @@ struct aq_limiter {
 	struct aq_keys keys;
 	struct aq_samples *samples; /* limiter_sample.c */
 };
+
+/* The cost of a launch while no limit bound, whatever it takes in the end. */
+#define AQ_FREE UINT64_MAX
 
 /* What a launch is: the same function and grid take about the same time. */
 struct aq_launch {
@@ -43,7 +49,8 @@ struct aq_launch {
 	struct aq_key *known;
 	struct aq_sample *sample; /* being measured */
 	uint64_t charged_ns;
-	uint64_t paid_ns; /* all that its share had been charged with it */
+	uint64_t cost_ns; /* what was paid for that; AQ_FREE: nothing */
+	uint64_t upto_ns; /* charged_ns of its card with it */
 };
 
 /* Which words of which grant say that a launch may go on without further looking. */

@@ -23,6 +23,8 @@
 #define FAR_COUNT      16u
 #define REST_NS        250000u /* launches of less than this are measured one in so many */
 #define REST_MOST      255u
+#define SPREAD         16u /* so many under way double the distance to the next */
+#define LATELY_NS      750000000u /* how old what a ratio tells of is, on average */
 #define FIRST_GUESS_NS 20000u
 
 static bool same(const struct aq_key *entry, const void *key, uint64_t blocks)
@@ -35,7 +37,7 @@ static void clear(struct aq_key *entry, const void *key, uint64_t blocks)
 	__atomic_store_n(&entry->key, NULL, __ATOMIC_RELEASE);
 	__atomic_store_n(&entry->quick, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&entry->estimate_ns, 0, __ATOMIC_RELAXED);
-	entry->mean_ns = entry->low_ns = entry->streak_ns = 0;
+	entry->mean_ns = entry->low_ns = entry->streak_ns = entry->lately_ns = 0;
 	entry->measured = entry->streak = 0;
 	entry->pending = 0;
 	entry->epoch++;
@@ -80,10 +82,12 @@ uint64_t aq_key_charge(const struct aq_keys *keys, const struct aq_key *entry)
 	return guess ? guess : FIRST_GUESS_NS;
 }
 
-void aq_key_rest(struct aq_key *entry)
+void aq_key_rest(struct aq_key *entry, unsigned running)
 {
 	uint64_t length = __atomic_load_n(&entry->estimate_ns, __ATOMIC_RELAXED);
 	uint64_t rest = length >= REST_NS ? 0 : REST_NS / (length + 1);
+	uint64_t spread = (1ull << (running / SPREAD < 8 ? running / SPREAD : 8)) - 1;
+	rest = rest > spread ? rest : spread;
 	/* The first few are measured close together: the very first carries loading and warming up. And while
 	 * nothing is known, none goes by unseen. */
 	if (entry->measured < 4 && rest > 2)
@@ -153,6 +157,21 @@ uint64_t aq_key_learn(struct aq_keys *keys, struct aq_key *entry, uint64_t ns, e
 	else
 		average(&keys->guess_ns, estimate, AVERAGE);
 	return how == AQ_MEASURED_ALONE || how == AQ_MEASURED_PART ? ns : estimate;
+}
+
+void aq_key_settled(struct aq_key *entry, uint64_t ns, uint64_t now)
+{
+	uint64_t before = __atomic_load_n(&entry->lately_ns, __ATOMIC_RELAXED);
+	uint64_t passed = now - __atomic_load_n(&entry->lately_at_ns, __ATOMIC_RELAXED);
+	/* One weighs what its time is of the whole, but the first few all the same. */
+	uint64_t weight = passed < LATELY_NS ? LATELY_NS / (passed + 1) : 1;
+	if (weight > entry->measured)
+		weight = entry->measured;
+	/* Other work than before: the ratio tells nothing of it. */
+	if (weight == 0 || before == 0 || ns > before * FAR_NUMERATOR >> FAR_SHIFT)
+		weight = 1;
+	average(&entry->lately_ns, ns, weight);
+	__atomic_store_n(&entry->lately_at_ns, now, __ATOMIC_RELAXED);
 }
 
 void aq_key_forget(struct aq_keys *keys, const void *key, unsigned card)

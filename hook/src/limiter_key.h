@@ -23,6 +23,9 @@ struct aq_key {
 	uint64_t low_ns; /* what it takes while nobody else uses the card */
 	uint64_t streak_ns; /* smallest of the measurements that were all far above `low_ns` */
 	uint64_t since_ns; /* when the first measurement began */
+	uint64_t
+	    lately_ns; /* what launches of it were charged over the time that the node's ratio tells of */
+	uint64_t lately_at_ns;
 	uint32_t quick; /* launches until the next measurement */
 	uint16_t measured; /* 0: nothing known; counts up to a bound */
 	uint16_t streak; /* how many they are */
@@ -76,8 +79,20 @@ struct aq_key *aq_key_find(struct aq_keys *keys, const void *key, uint64_t block
 /* What a launch of it is charged: its estimate, or a guess while nothing is known. */
 uint64_t aq_key_charge(const struct aq_keys *keys, const struct aq_key *entry);
 
-/* The next measurement is so far away that measuring costs little beside the work itself. */
-void aq_key_rest(struct aq_key *entry);
+/* The next measurement is so far away that measuring costs little beside the work itself; and the more of
+ * them are under way (`running`), the farther, so that a long queue has some in all its length. */
+void aq_key_rest(struct aq_key *entry, unsigned running);
+
+/* A launch of it was charged `ns` in the end. */
+void aq_key_settled(struct aq_key *entry, uint64_t ns, uint64_t now);
+
+/* What the node's ratio is to be taken of. The ratio compares what the share had with what it was charged in
+ * the second before; an estimate that has become better since is not what was charged then. */
+static inline uint64_t aq_key_lately(const struct aq_key *entry, uint64_t charge)
+{
+	uint64_t lately = __atomic_load_n(&entry->lately_ns, __ATOMIC_RELAXED);
+	return entry->measured && lately ? lately : charge;
+}
 
 /* How a measurement came about. */
 enum aq_measured {

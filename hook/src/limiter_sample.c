@@ -11,8 +11,8 @@
 #include "priority.h"
 #include "resolve.h"
 
-#define SAMPLES 32u
-#define QUERIES 8u /* questions to the driver per round */
+#define SAMPLES 128u
+#define QUERIES 4u /* measurements per round that turn out not to be done */
 #define RELAXED 2 /* CU_STREAM_CAPTURE_MODE_RELAXED */
 #define WARM    8u
 #define NO_TIME (-1.0f)
@@ -31,7 +31,8 @@ struct aq_sample {
 	CUevent begin, end;
 	struct aq_key *entry;
 	uint32_t epoch; /* of the entry then; it may have been given to another since */
-	uint64_t charged_ns, paid_ns; /* as in struct aq_launch */
+	uint32_t ticket; /* older launches have smaller ones */
+	uint64_t charged_ns, cost_ns, upto_ns; /* as in struct aq_launch */
 	uint64_t launched_at_ns; /* just before the launch, if its stream was idle; else 0 */
 	uint64_t gap_ns; /* host's time between the first event and the launch on an idle stream */
 };
@@ -75,17 +76,18 @@ static bool ours(const struct aq_sample *sample)
 
 static struct aq_sample *claim(struct aq_samples *samples, CUcontext context)
 {
-	uint32_t from = __atomic_fetch_add(&samples->next, 1, __ATOMIC_RELAXED);
+	uint32_t ticket = __atomic_fetch_add(&samples->next, 1, __ATOMIC_RELAXED);
 	/* First one whose events fit, then one that has none, then any. */
 	for (unsigned wish = 0; wish < 3; wish++)
 		for (unsigned i = 0; i < SAMPLES; i++) {
-			struct aq_sample *sample = &samples->sample[(from + i) % SAMPLES];
+			struct aq_sample *sample = &samples->sample[i];
 			uint32_t state = FREE;
 			if ((wish == 0 && sample->context != context) ||
 			    (wish == 1 && sample->context != NULL) ||
 			    !__atomic_compare_exchange_n(&sample->state, &state, CLAIMED, false,
 							 __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
 				continue;
+			sample->ticket = ticket;
 			return sample;
 		}
 	return NULL;
@@ -157,7 +159,8 @@ struct aq_sample *aq_sample_begin(struct aq_limiter *limiter, const struct aq_la
 		sample->entry = launch->known;
 		sample->epoch = __atomic_load_n(&launch->known->epoch, __ATOMIC_RELAXED);
 		sample->charged_ns = launch->charged_ns;
-		sample->paid_ns = launch->paid_ns;
+		sample->cost_ns = launch->cost_ns;
+		sample->upto_ns = launch->upto_ns;
 	}
 	return sample;
 }
@@ -233,10 +236,19 @@ static void learn(struct aq_limiter *limiter, struct aq_sample *sample, uint64_t
 			how = AQ_MEASURED_PART;
 		}
 	}
-	uint64_t charge = took;
-	if (still)
-		charge = aq_key_learn(&limiter->keys, sample->entry, took, how);
-	aq_limiter_settle(sample->card, sample->charged_ns, charge, sample->paid_ns);
+	struct aq_settlement settlement = {
+	    .charged_ns = sample->charged_ns,
+	    .cost_ns = sample->cost_ns,
+	    .upto_ns = sample->upto_ns,
+	    .took_ns = took,
+	    .lately_ns = took,
+	};
+	if (still) {
+		settlement.took_ns = aq_key_learn(&limiter->keys, sample->entry, took, how);
+		aq_key_settled(sample->entry, settlement.took_ns, now);
+		settlement.lately_ns = aq_key_lately(sample->entry, settlement.took_ns);
+	}
+	aq_limiter_settle(limiter, sample->card, &settlement, now);
 }
 
 static void collect_one(struct aq_limiter *limiter, struct aq_sample *sample, uint64_t now, CUresult state)
@@ -251,6 +263,20 @@ static void collect_one(struct aq_limiter *limiter, struct aq_sample *sample, ui
 	__atomic_store_n(&sample->state, LATEST, __ATOMIC_RELEASE);
 }
 
+/* The oldest of those under way that are not older than `from`. NULL: none. */
+static struct aq_sample *oldest(struct aq_samples *samples, uint32_t from)
+{
+	struct aq_sample *found = NULL;
+	for (unsigned i = 0; i < SAMPLES; i++) {
+		struct aq_sample *sample = &samples->sample[i];
+		if (__atomic_load_n(&sample->state, __ATOMIC_ACQUIRE) == RUNNING &&
+		    (int32_t)(sample->ticket - from) >= 0 &&
+		    (found == NULL || (int32_t)(sample->ticket - found->ticket) < 0))
+			found = sample;
+	}
+	return found;
+}
+
 void aq_samples_collect(struct aq_limiter *limiter)
 {
 	struct aq_samples *samples = limiter->samples;
@@ -259,20 +285,25 @@ void aq_samples_collect(struct aq_limiter *limiter)
 		return;
 	int mode = relax(RELAXED);
 	uint64_t now = aq_now_ns();
-	unsigned asked = 0;
-	/* In the order in which they were claimed, as far as one can tell. */
-	uint32_t from = __atomic_load_n(&samples->next, __ATOMIC_RELAXED);
-	for (unsigned i = 0; i < SAMPLES && asked < QUERIES; i++) {
-		struct aq_sample *sample = &samples->sample[(from + i) % SAMPLES];
-		if (__atomic_load_n(&sample->state, __ATOMIC_ACQUIRE) != RUNNING)
-			continue;
+	unsigned busy = 0;
+	/* In the order of the launches: behind one that is not done, only another stream's may be. Half of
+	 * all tickets lie behind any; none under way is as old as that. */
+	uint32_t from = __atomic_load_n(&samples->next, __ATOMIC_RELAXED) - (UINT32_MAX / 2);
+	for (struct aq_sample *sample; busy < QUERIES && (sample = oldest(samples, from)) != NULL;) {
+		from = sample->ticket + 1;
 		CUresult state = REAL(cuEventQuery)(sample->end);
-		asked++;
-		if (state != CUDA_ERROR_NOT_READY)
+		if (state == CUDA_ERROR_NOT_READY)
+			busy++;
+		else
 			collect_one(limiter, sample, now, state);
 	}
 	relax(mode);
 	__atomic_store_n(&samples->collecting, 0, __ATOMIC_RELEASE);
+}
+
+unsigned aq_samples_running(const struct aq_samples *samples)
+{
+	return __atomic_load_n(&samples->running, __ATOMIC_RELAXED);
 }
 
 void aq_samples_drop(struct aq_samples *samples, CUcontext context)

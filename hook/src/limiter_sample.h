@@ -23,15 +23,25 @@ void aq_sample_end(struct aq_limiter *limiter, struct aq_sample *sample, CUstrea
 /* Learns from measurements that are done, and has their launches charged what they took. */
 void aq_samples_collect(struct aq_limiter *limiter);
 
+/* How many are under way. */
+unsigned aq_samples_running(const struct aq_samples *samples);
+
 /* Makes the place for them. NULL: no memory. */
 struct aq_samples *aq_samples_make(void);
 
 /* Events of a context that has ended are no more. */
 void aq_samples_drop(struct aq_samples *samples, CUcontext context);
 
-/* limiter.c: a launch on the card is done, that was charged `charged` and should have been charged `took`,
- * and with which its share had been charged `paid` in all. */
-void aq_limiter_settle(unsigned card, uint64_t charged, uint64_t took, uint64_t paid);
+/* A launch that is done. */
+struct aq_settlement {
+	uint64_t charged_ns, cost_ns, upto_ns; /* as in struct aq_launch */
+	uint64_t took_ns; /* what it should have been charged */
+	uint64_t lately_ns; /* aq_key_lately of its kind */
+};
+
+/* limiter.c: puts right what a launch on the card was charged, and what was paid for it. */
+void aq_limiter_settle(struct aq_limiter *limiter, unsigned number, const struct aq_settlement *settlement,
+		       uint64_t now);
 
 /* limiter.c: what the node says of the card at the moment. */
 enum aq_measured aq_limiter_company(unsigned card, uint64_t now);

@@ -175,6 +175,36 @@ def test_launches_cost_what_the_node_saw_of_them(box, share):
     assert end(begin(box, share, "kernel", 1000, 1))["share"] <= saved(20, 1)
 
 
+DONE_AT = 256 + 40
+
+
+def test_what_is_done_is_counted_as_it_is_done_however_long_the_queue_is(box, share):
+    """The node compares it with what NVML saw in the same half second: work that is queued is not in it, and a queue
+    that is measured in parts does not make it stand still and jump."""
+    machine = json.loads(box.config.read_text())
+    box.config.write_text(json.dumps(machine | {"queue_depth": 64}))
+    box.grant("g", CARD_A, GIB, core_percent=50, core_policy=DEFAULT)
+    hint(box, "g", burst_until_ns=time.monotonic_ns() + 60 * SECOND)
+    process = begin(box, share, "kernel", 10000, 2.5)
+    seen = []
+    with box.region("g").open("rb", buffering=0) as file:
+        while process.poll() is None:
+            now = time.monotonic_ns()
+            done, busy = (int.from_bytes(os.pread(file.fileno(), 8, at), "little") for at in (DONE_AT, 256 + 16))
+            seen.append((now, done, busy))
+            Pause(process.stdout).readable(0.02)
+    end(process)
+    running = [s for s in seen if s[1] and s[0] < seen[-1][0] - SECOND]
+    assert max(busy - done for _, done, busy in running) > 300_000_000, "64 of 10 ms are queued"
+    for i, (now, done, _) in enumerate(running):
+        later = [s for s in running[i:] if s[0] - now >= 300_000_000]
+        if later:
+            # A machine that is late takes from what is seen, never adds.
+            assert later[0][1] - done <= 1.3 * (later[0][0] - now), (i, running)
+    (first, begun, _), (last, ended, _) = running[0], running[-1]
+    assert ended - begun > 0.5 * (last - first), running
+
+
 @pytest.mark.parametrize("ratio", [1, 2**64 - 2, 2**63])
 def test_no_ratio_frees_a_share_or_stops_it(box, share, ratio):
     box.grant("g", CARD_A, GIB, core_percent=5, core_policy=FORCE)

@@ -94,6 +94,16 @@ def test_corrections_never_leave_the_range(pure, tokens, refilled, amount, perce
     assert -WAIT // 100 * percent <= bucket.tokens <= FULL
 
 
+class Entry(c.Structure):
+    """struct aq_key."""
+
+    _fields_ = [
+        *[(n, c.c_uint64) for n in ("key", "blocks", "estimate", "mean", "low", "streak_ns", "since")],
+        *[(n, c.c_uint64) for n in ("lately", "lately_at")],
+        ("quick", c.c_uint32),
+    ]
+
+
 class Keys:
     """A table of estimates, and one key in it."""
 
@@ -110,6 +120,17 @@ class Keys:
 
     def charge(self, entry: c.c_void_p | None = None) -> int:
         return self.pure.aq_key_charge(self.memory, entry or self.entry)
+
+    def settle(self, ns: int, now: int) -> None:
+        self.pure.aq_key_settled(self.entry, c.c_uint64(ns), c.c_uint64(now))
+
+    def lately(self) -> int:
+        return Entry.from_address(self.entry.value).lately
+
+    def rest(self, running: int) -> int:
+        """How many launches go by until the next is measured."""
+        self.pure.aq_key_rest(self.entry, running)
+        return Entry.from_address(self.entry.value).quick
 
 
 def test_alone_the_average_counts(pure):
@@ -161,3 +182,70 @@ def test_a_full_set_gives_up_what_was_longest_not_asked_for(pure):
         keys.find(key)
         keys.find(0x1230)
     assert keys.charge(keys.find(0x1230)) == 1_000_000
+
+
+MS, HALF = 1_000_000, 500_000_000
+
+
+def test_what_was_charged_lately_follows_a_better_estimate_as_slowly_as_the_nodes_ratio(pure):
+    """The node's ratio is of the second before: an estimate that falls must not be paid by it at once."""
+    keys, now = Keys(pure), 10**12
+    for _ in range(100):
+        now += 20 * MS
+        keys.settle(keys.learn(18 * MS, SHARED), now)
+    assert keys.lately() == 18 * MS
+    seen = []
+    for _ in range(150):
+        now += 20 * MS
+        keys.settle(keys.learn(10 * MS, SHARED), now)
+        seen.append(keys.lately())
+    assert keys.charge() == 10 * MS, "the estimate itself is better at once"
+    assert seen[0] > 17 * MS
+    assert seen == sorted(seen, reverse=True)
+    assert 13 * MS < seen[HALF // (20 * MS)] < 15 * MS, "half a second later about half of it"
+    assert seen[-1] < 10.3 * MS
+
+
+def test_the_first_measurements_are_averaged_however_quickly_they_come(pure):
+    keys, now = Keys(pure), 10**12
+    for ns in (20 * MS, 10 * MS, 10 * MS, 10 * MS):
+        now += MS
+        keys.settle(keys.learn(ns, SHARED), now)
+    assert abs(keys.lately() - 12.5 * MS) < MS
+
+
+def test_other_work_under_the_same_name_counts_at_once(pure):
+    keys, now = Keys(pure), 10**12
+    for _ in range(50):
+        now += 20 * MS
+        keys.settle(keys.learn(MS, SHARED), now)
+    for _ in range(20):
+        now += 20 * MS
+        keys.settle(keys.learn(9 * MS, SHARED), now)
+    assert keys.lately() == 9 * MS
+
+
+@given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=40))
+@settings(max_examples=100 * MORE, deadline=None, derandomize=MORE == 1)
+def test_what_was_charged_lately_lies_between_what_was_charged(pure, charges):
+    keys = Keys(pure)
+    keys.learn(MS, SHARED)
+    for ns, now in charges:
+        keys.settle(ns % (1 << 60), now)
+    seen = [ns % (1 << 60) for ns, _ in charges]
+    assert keys.lately() == MS or min(seen) <= keys.lately() <= max(seen)
+
+
+def test_a_long_queue_is_measured_in_all_its_length(pure):
+    """However many launches are queued, those that are measured never run out, and the gaps stay small beside it."""
+    for depth in (16, 64, 1024):
+        keys = Keys(pure)
+        for _ in range(8):
+            keys.learn(10 * MS, SHARED)
+        running, gaps, queued = 0, [], 0
+        while queued < depth:
+            running += 1
+            gaps.append(keys.rest(running) + 1)
+            queued += gaps[-1]
+        assert running < 128, (depth, running)
+        assert max(gaps) <= max(2, depth // 16), (depth, gaps)
