@@ -42,8 +42,8 @@ demo: root venv hook fakegpu ## Two pods share one (fake) card on a real Kuberne
 test: venv hook fakegpu ## The tests: pure ones, the C libraries, and one real control plane (about 5 minutes warm)
 	@[[ $$EUID = 0 ]] || echo "test: without root the tests of what runs as root on a node are left out; sudo make test runs all"
 	@$(PY) e2e/tools/build.py control-plane --minor $(MINOR)
-	$(PYTEST) tests --ignore=tests/e2e -n 2 --dist loadfile $(PYTEST_ARGS)
-	$(if $(PYTEST_ARGS),,$(PY) tests/kube/run_other_client.py -q)
+	$(PYTEST) tests --ignore=tests/e2e -n 3 --dist loadfile $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(PY) tests/kube/run_other_client.py -q -n 2)
 
 .PHONY: test-hook
 test-hook: venv hook fakegpu ## The hook's tests only, its sources under the sanitizers among them
@@ -112,11 +112,11 @@ format: venv ## Puts Python and C in our format
 .PHONY: type
 type: venv ## mypy, strict, for each Python we support
 	@for v in 3.11 3.12 3.13 3.14; do echo "mypy --python-version $$v"; \
-	  $(BIN)/mypy --python-version $$v --cache-dir .mypy_cache/$$v; done
+	  $(BIN)/mypy --python-version $$v --cache-dir $${XDG_CACHE_HOME:-$$HOME/.cache}/aliquot/mypy/$$v; done
 
 .PHONY: e2e
 e2e: root venv hook fakegpu control-plane ## The stories on real clusters of three Kubernetes minors
-	$(PYTEST) tests/e2e -m 'not full' -n 2 $(PYTEST_ARGS)
+	$(PYTEST) tests/e2e -m 'not full' -n 3 $(PYTEST_ARGS)
 
 .PHONY: e2e-full
 e2e-full: root venv hook fakegpu control-plane ## The stories with every kill point on every minor (long)

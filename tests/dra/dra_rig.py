@@ -8,6 +8,7 @@ no NVML library. Run as a program it serves one node in a process of its own, wh
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -372,8 +373,13 @@ class Zygote:
         return self._ask(do="end")
 
 
+_PR_SET_PDEATHSIG = 1
+
+
 def _serve(arguments: list[str], inventory: Inventory, die_at: int, ready: int, journal: Path) -> None:
     """In the forked child: serve until told to end, or until the chosen step."""
+    # A test that fails ends the zygote; its daemon must not outlive that.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     count = [-1]
     lock = threading.Lock()
     log = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

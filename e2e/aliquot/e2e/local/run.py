@@ -24,6 +24,8 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _PREFIX: Final = "aliquot-"
 _CONTAINERS: Final = "k8s.io"
 """The group in which containerd puts what kubelet names no group for; shared by all clusters, and never removed."""
+_WATCHERS: Final = Path("/proc/sys/fs/inotify/max_user_instances")
+_WATCHERS_NEEDED: Final = 512
 _CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "pids")
 
 
@@ -64,6 +66,7 @@ def start_run() -> Run:
     if (_CGROUPS / "cgroup.controllers").exists():
         _hand_down_controllers(_CGROUPS / f"{_PREFIX}{name}")
     _weigh_pods()
+    _allow_watches()
     return Run(name, directory, lock)
 
 
@@ -82,6 +85,17 @@ def _weigh_pods() -> None:
             group.mkdir(exist_ok=True)
             if (group / file).exists():
                 (group / file).write_text(str(weight))
+
+
+def _allow_watches() -> None:
+    """A cluster of two nodes has about thirty inotify instances and Debian allows a user 128, so three barely fit:
+
+    a kubelet that gets none registers no plugin, and says so in its log only. Where the number may not be changed it
+    stays as it is.
+    """
+    with contextlib.suppress(OSError):
+        if int(_WATCHERS.read_text()) < _WATCHERS_NEEDED:
+            _WATCHERS.write_text(str(_WATCHERS_NEEDED))
 
 
 def sweep() -> list[str]:
