@@ -88,9 +88,9 @@ def _weigh_pods() -> None:
 
 
 def _allow_watches() -> None:
-    """A cluster of two nodes has about thirty inotify instances and Debian allows a user 128, so three barely fit:
+    """Make room for the inotify instances of several clusters: two nodes have about thirty, Debian allows a user 128.
 
-    a kubelet that gets none registers no plugin, and says so in its log only. Where the number may not be changed it
+    A kubelet that gets none registers no plugin, and says so in its log only. Where the number may not be changed it
     stays as it is.
     """
     with contextlib.suppress(OSError):
