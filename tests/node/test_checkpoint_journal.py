@@ -94,6 +94,17 @@ def test_an_end_while_another_daemon_writes_leaves_the_lines_to_the_next(path):
     assert set(said(path)) == {"u1", "u2", "u3"}
 
 
+def test_an_end_while_a_thread_still_writes_leaves_the_lines_to_the_next(path):
+    checkpoint = opened(path)
+    checkpoint.put("u1", {})
+    checkpoint.put("u2", {})
+    whole = path.read_bytes()
+    with contextlib.suppress(ValueError), checkpoint.session():  # the lock is gone with the file
+        checkpoint.close()
+        assert path.read_bytes() == whole
+    assert set(said(path)) == {"u1", "u2"}
+
+
 def test_a_full_journal_makes_the_file_whole_again(path):
     checkpoint = opened(path, journal_limit=2000)
     sizes = []

@@ -248,11 +248,14 @@ class Checkpoint(Generic[R]):
     def close(self) -> None:
         """Write the file whole and let go of it; nothing may be called afterwards.
 
-        What was staged and not waited for is lost. That the disk refuses, or another process is just writing, loses
-        nothing: the journal is read by the next.
+        What was staged and not waited for is lost. That the disk refuses, or somebody is just writing, loses nothing:
+        the journal is read by the next.
         """
+        with self._state:
+            alone = not (self._sessions or self._entering or self._flushing)
+            self._entering = self._entering or alone
         try:
-            if not self._file.settled:
+            if alone and not self._file.settled:
                 self._file.lock(0.0)
                 try:
                     self._file.write_whole(encode(self._file.read_again(self._content.sequence) or self._content))
@@ -262,6 +265,9 @@ class Checkpoint(Generic[R]):
             _log.info("checkpoint left with its journal", path=str(self.path), reason=foreign(error))
         finally:
             self._file.close()
+            with self._state:
+                self._entering = self._entering and not alone
+                self._state.notify_all()
 
     # ---- group commit
 
