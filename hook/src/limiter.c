@@ -31,6 +31,8 @@
 #define UNSURE_DEBT_NS   14000000u
 #define DEFERRED_MOST_NS 30000000 /* 3 points of a second */
 #define KNOWN            4u /* times more or less, and nothing was known of it */
+#define LENT_NS          1000000000u
+#define LENT_PART        4 /* a quarter of its limit is always left */
 #define DEFERRED_PART    8u
 #define NODE_NS          3000000000u /* a node daemon that was not heard of for so long is gone */
 #define MOST_RATIO       8u /* more than this is no matter of others' turns */
@@ -201,6 +203,29 @@ static uint64_t done_with(struct aq_limited_card *card, const struct aq_settleme
 	return others + took;
 }
 
+/* What was queued while no limit bound still runs when it does, and is paid only as far as it takes more of
+ * the card than the limit; and in parts, so that no share comes to a stop for it. `took` of the device's
+ * time. */
+static void give_back(struct aq_limited_card *card, unsigned number, uint64_t took, uint64_t now)
+{
+	const struct aq_share *share = first_share(number);
+	uint64_t percent = __atomic_load_n(&share->core_percent, __ATOMIC_RELAXED);
+	uint64_t passed = now - __atomic_exchange_n(&card->lent_at_ns, now, __ATOMIC_RELAXED);
+	/* Without a ratio nobody knows what it took. */
+	if (share_bursts(share, now) || ratio_of(share, now) == 0 || passed > LENT_NS || took > LENT_NS)
+		return;
+	int64_t filled = (int64_t)(passed * percent / 100);
+	int64_t over = __atomic_load_n(&card->lent_ns, __ATOMIC_RELAXED) + (int64_t)took - filled;
+	int64_t part = over < filled - filled / LENT_PART ? over : filled - filled / LENT_PART;
+	if (part > 0) {
+		correct(number, part, now);
+		over -= part;
+	}
+	if (over < -AQ_BUCKET_FULL_NS)
+		over = -AQ_BUCKET_FULL_NS;
+	__atomic_store_n(&card->lent_ns, over < (int64_t)LENT_NS ? over : (int64_t)LENT_NS, __ATOMIC_RELAXED);
+}
+
 void aq_limiter_settle(struct aq_limiter *limiter, unsigned number, const struct aq_settlement *settlement,
 		       uint64_t now)
 {
@@ -210,11 +235,12 @@ void aq_limiter_settle(struct aq_limiter *limiter, unsigned number, const struct
 	if (card_open(number))
 		return;
 	__atomic_fetch_add(&bucket->busy_ns, settlement->took_ns - settlement->charged_ns, __ATOMIC_RELAXED);
+	uint64_t price = cost(first_share(number), settlement->took_ns, settlement->lately_ns, now);
 	if (settlement->cost_ns != AQ_FREE)
-		correct(number,
-			(int64_t)(cost(first_share(number), settlement->took_ns, settlement->lately_ns, now) -
-				  settlement->cost_ns),
-			now);
+		correct(number, (int64_t)(price - settlement->cost_ns), now);
+	else if (settlement->took_ns > 0)
+		give_back(&limiter->card[number], number,
+			  (uint64_t)((double)done * (double)price / (double)settlement->took_ns), now);
 }
 
 /* ---- one launch -------------------------------------------------------------------------------- */
@@ -277,12 +303,14 @@ static bool spend(struct aq_limited_card *card, uint64_t amount)
 	return false;
 }
 
-/* The first launches of a kind on a card that others use look longer than they are, and the node has not said
- * yet by how much. */
-static bool unsure(unsigned number, const struct aq_launch *launch, uint64_t now)
+/* The first launches of a kind on a card that others use look longer than they are, as do those that follow a
+ * burst which the others' coming has ended, and the node has not said yet by how much. */
+static bool unsure(const struct aq_limited_card *card, unsigned number, const struct aq_launch *launch,
+		   uint64_t now)
 {
-	return launch->known->measured < UNSURE && aq_cards[number].share_count == 1 &&
-	       ratio_of(first_share(number), now) == 0;
+	return (launch->known->measured < UNSURE ||
+		now - __atomic_load_n(&card->lent_at_ns, __ATOMIC_RELAXED) < LENT_NS) &&
+	       aq_cards[number].share_count == 1 && ratio_of(first_share(number), now) == 0;
 }
 
 /* How long a launch waits at a time that had to wait since `start`, and is to wait for `wait` more. Nobody
@@ -291,7 +319,7 @@ static bool unsure(unsigned number, const struct aq_launch *launch, uint64_t now
 static uint64_t pause_of(struct aq_limited_card *card, unsigned number, const struct aq_launch *launch,
 			 uint64_t start, uint64_t now, uint64_t wait)
 {
-	if (!unsure(number, launch, now))
+	if (!unsure(card, number, launch, now))
 		return wait < AQ_LOOK_NS ? wait : AQ_LOOK_NS;
 	uint64_t percent = __atomic_load_n(&first_share(number)->core_percent, __ATOMIC_RELAXED);
 	uint64_t patience = percent ? UNSURE_DEBT_NS * 100 / percent : 0, waited = now - start;
@@ -312,7 +340,7 @@ static void pay_deferred(struct aq_limited_card *card, unsigned number, const st
 			 uint64_t now)
 {
 	int64_t owed = __atomic_load_n(&card->deferred_ns, __ATOMIC_RELAXED);
-	if (owed <= 0 || launch->cost_ns == AQ_FREE || unsure(number, launch, now))
+	if (owed <= 0 || launch->cost_ns == AQ_FREE || unsure(card, number, launch, now))
 		return;
 	int64_t part = (int64_t)(launch->cost_ns / DEFERRED_PART) + 1;
 	part = part < owed ? part : owed;
@@ -364,7 +392,8 @@ static void admit(struct aq_limiter *limiter, unsigned number, struct aq_launch 
 	struct aq_limited_card *card = &limiter->card[number];
 	struct aq_key *entry = aq_key_find(&limiter->keys, launch->key, launch->blocks, number);
 	aq_samples_collect(limiter);
-	bool measure = entry->measured == 0 || entry->quick == 0;
+	/* Counted here as well: what several cards or devices take part in never goes the quick way. */
+	bool measure = entry->measured == 0 || !aq_key_quick(entry);
 	launch->known = entry;
 	launch->charged_ns = entry->measured ? aq_key_charge(&limiter->keys, entry)
 					     : first_of_a_kind(limiter, entry, launch->stream);

@@ -27,7 +27,9 @@ struct aq_limited_card {
 	int64_t deferred_ns; /* debt of launches whose length was not certain, still to be paid */
 	uint64_t charged_ns; /* to this process, before anything was put right */
 	uint64_t done_ns; /* how much of that was for launches that are done */
-	uint64_t reserved[3];
+	uint64_t lent_at_ns; /* when work was last seen done that was lent, and not paid for */
+	int64_t lent_ns; /* by how much such work has taken more than the limit lately */
+	uint64_t reserved[1];
 };
 
 /* What the limiter knows in this process; in pages of its own, made with the first limited launch. */
@@ -87,7 +89,9 @@ static inline __attribute__((always_inline)) bool aq_launch_quick(const void *ki
 	if (__builtin_expect(limiter == NULL || number >= AQ_MAX_CARDS, 0))
 		return false;
 	struct aq_key *key = aq_key_home(&limiter->keys, kind, blocks, number);
-	if (__builtin_expect(!aq_key_is(key, kind, blocks, number) || !aq_key_quick(key), 0))
+	if (__builtin_expect(!aq_key_is(key, kind, blocks, number) ||
+				 __atomic_load_n(&key->quick, __ATOMIC_RELAXED) == 0,
+			     0))
 		return false;
 	int64_t length = (int64_t)__atomic_load_n(&key->estimate_ns, __ATOMIC_RELAXED);
 	struct aq_limited_card *card = &limiter->card[number];
@@ -96,6 +100,7 @@ static inline __attribute__((always_inline)) bool aq_launch_quick(const void *ki
 		__atomic_fetch_add(&card->credit_ns, length, __ATOMIC_RELAXED);
 		return false;
 	}
+	aq_key_quick(key);
 	return true;
 }
 

@@ -83,7 +83,7 @@ uint64_t aq_key_charge(const struct aq_keys *keys, const struct aq_key *entry);
  * them are under way (`running`), the farther, so that a long queue has some in all its length. */
 void aq_key_rest(struct aq_key *entry, unsigned running);
 
-/* A launch of it was charged `ns` in the end. */
+/* A launch of it is done, and its estimate is `ns` now. */
 void aq_key_settled(struct aq_key *entry, uint64_t ns, uint64_t now);
 
 /* What the node's ratio is to be taken of. The ratio compares what the share had with what it was charged in

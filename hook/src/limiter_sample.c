@@ -245,7 +245,8 @@ static void learn(struct aq_limiter *limiter, struct aq_sample *sample, uint64_t
 	};
 	if (still) {
 		settlement.took_ns = aq_key_learn(&limiter->keys, sample->entry, took, how);
-		aq_key_settled(sample->entry, settlement.took_ns, now);
+		/* The estimate: a single measurement may have others' turns in it. */
+		aq_key_settled(sample->entry, aq_key_charge(&limiter->keys, sample->entry), now);
 		settlement.lately_ns = aq_key_lately(sample->entry, settlement.took_ns);
 	}
 	aq_limiter_settle(limiter, sample->card, &settlement, now);

@@ -249,3 +249,13 @@ def test_a_long_queue_is_measured_in_all_its_length(pure):
             queued += gaps[-1]
         assert running < 128, (depth, running)
         assert max(gaps) <= max(2, depth // 16), (depth, gaps)
+
+
+def test_a_turn_of_the_others_in_one_measurement_does_not_count_as_other_work(pure):
+    """Alone, by what the node says, but somebody has just come: one launch in twenty has a turn of theirs in it."""
+    keys, now = Keys(pure), 10**12
+    for i in range(200):
+        now += MS
+        keys.learn(2_100_000 if i % 20 == 19 else 100_000, ALONE)
+        keys.settle(keys.charge(), now)
+    assert keys.lately() < 600_000

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -412,3 +413,35 @@ def test_shares_that_take_turns_are_told_what_their_charges_are_worth(regions: R
     rounds(4, (one, 60))
     assert ratios() == [0, 0], "the other one has gone quiet"
     reaper.stop()
+
+
+def test_shares_that_begin_to_take_turns_are_compared_soon_and_then_twice_a_second(regions: Regions, grant, owner):
+    """The first answer is of a time in which they did not share the card, so it is only the beginning of a window."""
+    from aliquot.api.region import parse_grant_file  # noqa: PLC0415
+
+    step, now, asked = SECOND // 5, [100 * SECOND], []
+
+    def utilization(_uuid: str) -> Usage:
+        asked.append(now[0])
+        return Usage(now[0] - step, now[0], {one.pid: 30.0, two.pid: 35.0})
+
+    names = ("c-1-gpu-0", "c-2-gpu-0")
+    for name in names:
+        regions.create(grant(name, core_percent=50))
+    one, two = (owner(regions.usage_file(name)) for name in names)
+    reaper = Reaper(regions, clock_ns=lambda: now[0], utilization=utilization)
+    known = []
+    for _ in range(10):
+        now[0] += step
+        for process in (one, two):
+            process.do(f"launch {now[0]}")
+            process.do(f"done {step * 6 // 10}")
+        reaper.round()
+        files = [parse_grant_file(regions.grant_file(name).read_bytes()) for name in names]
+        known.append(all(file is not None and file.hints.ratio > 0 for file in files))
+    reaper.stop()
+    assert known == [False, *[True] * 9]
+    begun = asked[0]
+    assert asked[1] - begun == step
+    gaps = [later - earlier for earlier, later in itertools.pairwise(asked[1:])]
+    assert gaps == [2 * step] * len(gaps)

@@ -46,6 +46,13 @@ _GRANTS_EVERY: Final = 10
 _COMPARE_NS: Final = 400_000_000
 """Shortest time between two questions to NVML about one card."""
 
+_FIRST_NS: Final = 200_000_000
+"""The same between the first two since shares took turns: until the second is answered, what they are charged is as
+far off as their hooks' measurements."""
+
+_NEW_NS: Final = 2_000_000_000
+"""A card that was not asked about for so long is shared anew."""
+
 _QUIET_NS: Final = 60_000_000_000
 """A region without findings for this long is well again."""
 
@@ -133,6 +140,8 @@ class Reaper:
         self._clock_ns = clock_ns
         self._utilization = utilization
         self._compared: dict[str, int] = {}
+        self._begun: set[str] = set()
+        """Cards that were asked about once since shares took turns on them."""
         self._on_trouble = on_trouble
         self._on_reaped = on_reaped
         self._processes = Processes(proc)
@@ -219,7 +228,7 @@ class Reaper:
             if failures:
                 self._stop.wait(min(self._tick_s * 2 ** min(failures, 8), _BACKOFF_MOST_S))
             elif not self._stop.wait(_GAP_S):
-                self._processes.wait(self._tick_s - _GAP_S)
+                self._processes.wait((min(_FIRST_NS / 1e9, self._tick_s) if self._begun else self._tick_s) - _GAP_S)
 
     # ---- steps of a round
 
@@ -325,14 +334,28 @@ class Reaper:
                 busy.setdefault(share.card_uuid, []).append(share)
             else:
                 region.meter.alone()
+        self._begun &= busy.keys()
         for uuid, together in busy.items():
             if len(together) == 1:
+                self._begun.discard(uuid)
                 self._known[together[0].name].meter.alone()
-            elif any(is_limited(share) for share in together) and now - self._compared.get(uuid, 0) >= _COMPARE_NS:
+            elif any(is_limited(share) for share in together) and self._due(uuid, now):
                 self._compared[uuid] = now
                 usage = self._utilization(uuid)
-                for share in together if usage else ():
+                # The first answer tells of a time in which the work had not begun for a part that nobody knows.
+                for share in together if usage and uuid not in self._begun else ():
                     self._compare_one(share.name, usage, together)
+
+    def _due(self, uuid: str, now: int) -> bool:
+        """Whether to ask about a shared card now."""
+        since = now - self._compared.get(uuid, now - _NEW_NS)
+        if since >= _NEW_NS:
+            self._begun.add(uuid)
+            return True
+        if since < (_FIRST_NS if uuid in self._begun else _COMPARE_NS):
+            return False
+        self._begun.discard(uuid)
+        return True
 
     def _compare_one(self, name: str, usage: Usage | None, together: list[Activity]) -> None:
         region = self._known[name]
