@@ -22,6 +22,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -32,9 +33,9 @@ SERIAL, AT_ONCE = 100, 40
 BUDGET_OVER_GET_MS, BUDGET_AT_ONCE_MS = 5.0, 20.0
 
 
-def timed(node: BenchNode, claim: dict) -> float:
+def timed(node: BenchNode, stub: Any, claim: dict) -> float:
     started = time.perf_counter()
-    node.kubelet.prepared(claim)
+    node.kubelet.prepared(claim, stub=stub)
     return (time.perf_counter() - started) * 1000
 
 
@@ -66,12 +67,13 @@ def main() -> int:
         BenchNode(Path(directory), cards=8, max_shares=40) as node,
     ):
         floor = node.fsync_floor_ms()
+        stub = node.kubelet.stub()  # kubelet keeps one connection too
         warm = [node.claim(f"warm{n}", n % 8, n, 16 << 20) for n in range(4)]
         for claim in warm:
-            timed(node, claim)
+            timed(node, stub, claim)
         claims = [node.claim(f"serial{n}", n % 8, 100 + n, 64 << 20) for n in range(SERIAL)]
         before = node.cpu_ms()
-        serial = {claim["metadata"]["uid"]: timed(node, claim) for claim in claims}
+        serial = {claim["metadata"]["uid"]: timed(node, stub, claim) for claim in claims}
         serial_cpu = node.cpu_ms() - before
         for claim in claims:
             node.kubelet.undone(claim)
@@ -82,7 +84,7 @@ def main() -> int:
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 waiting = []
                 for claim in crowd:
-                    waiting.append(pool.submit(timed, node, claim))
+                    waiting.append(pool.submit(timed, node, stub, claim))
                     node.rest(gap)
                 totals = {claim["metadata"]["uid"]: one.result() for claim, one in zip(crowd, waiting, strict=True)}
             crowds.append((name, totals, node.cpu_ms() - before))
