@@ -198,9 +198,10 @@ def _idmap(mount: Mount) -> tuple[str, ...]:
     """The option that maps owners of a bind mount into the container's user namespace."""
     if "idmap" in mount.options or "ridmap" in mount.options:
         return ()
-    if "rbind" in mount.options:
-        return ("ridmap",)
-    return ("idmap",) if "bind" in mount.options or mount.type == "bind" else ()
+    binding = [option for option in mount.options if option in {"bind", "rbind"}]
+    if binding:
+        return ("ridmap",) if binding[-1] == "rbind" else ("idmap",)  # the last one counts, as for mount(8)
+    return ("idmap",) if mount.type == "bind" else ()
 
 
 def _drop_first(entries: list[dict[str, Any]], key: str, value: str) -> None:
