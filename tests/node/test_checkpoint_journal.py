@@ -33,7 +33,7 @@ def journal_of(path: Path) -> Path:
 
 
 def opened(path: Path, **options: object) -> Checkpoint[dict]:
-    return Checkpoint(path, dict, boot_id="b1", **options)  # type: ignore[arg-type]
+    return Checkpoint(path, dict, boot_id="b1", **options)
 
 
 def abandoned(checkpoint: Checkpoint[dict]) -> None:
